@@ -1,0 +1,91 @@
+# fp4d: build, demo, tests.  `make help` lists the targets.
+#
+# CPU-only where nvcc is absent.  A build lives wholly under build/ (BUILD=...).
+#   make SANITIZE=1          address and undefined-behaviour sanitizers, build/asan
+#   make CROSS=aarch64 unit  base and kernels for aarch64, tests under qemu-user
+
+BUILD    ?= build
+CC        = gcc
+AR        = gcc-ar
+CSTD      = -std=c17 -D_GNU_SOURCE
+WARNINGS  = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror
+# Numerics: no contraction, no fast-math; errno and traps are not looked at.
+NUMERICS  = -ffp-contract=off -fno-math-errno -fno-trapping-math
+OPTIMISE  = -O3 -g
+CFLAGS    = $(CSTD) $(WARNINGS) $(NUMERICS) $(OPTIMISE) -I. -pthread
+LDLIBS    = -pthread -lm
+
+ROOMS     = base kernels kernels/cpu comm data model checkpoints trainer
+
+ifeq ($(SANITIZE),1)
+BUILD     := $(BUILD)/asan
+OPTIMISE   = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+LDLIBS    += -fsanitize=address,undefined
+endif
+
+ifeq ($(CROSS),aarch64)
+BUILD     := $(BUILD)/aarch64
+CC         = aarch64-linux-gnu-gcc
+AR         = aarch64-linux-gnu-gcc-ar
+# xxhash.h is one header for every machine; Debian puts it in the native folder.
+CFLAGS    += -isystem $(BUILD)/include
+ROOMS      = base kernels kernels/cpu
+RUNNER     = qemu-aarch64-static -L /usr/aarch64-linux-gnu
+else
+PKGS       = hdf5-serial yaml-0.1 jansson
+CFLAGS    += $(shell pkg-config --cflags $(PKGS) ompi-c 2>/dev/null | sed 's/-I\//-isystem \//g')
+LDLIBS    += $(shell pkg-config --libs $(PKGS) ompi-c 2>/dev/null)
+endif
+
+VERSION   := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+SOURCES    = $(filter-out trainer/main.c,$(wildcard $(addsuffix /*.c,$(ROOMS))))
+OBJECTS    = $(SOURCES:%.c=$(BUILD)/%.o)
+LIBRARY    = $(BUILD)/libfp4d.a
+PROGRAM    = $(BUILD)/fp4d
+
+# Unit tests: tests/ROOM_SUBJECT_test.c needs only the rooms up to ROOM.
+UNIT_C     = $(filter $(foreach r,$(notdir $(ROOMS)),tests/$(r)_%_test.c),$(wildcard tests/*_test.c))
+UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%)
+
+.PHONY: all lib help unit deps demo check clean
+ifeq ($(CROSS),aarch64)
+all: lib
+else
+all: $(PROGRAM)
+endif
+lib: $(LIBRARY)
+
+help:
+	@sed -n '/^# *make /p;s/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
+
+$(LIBRARY): $(OBJECTS)
+	@rm -f $@
+	$(AR) rcs $@ $^
+
+$(PROGRAM): $(BUILD)/trainer/main.o $(LIBRARY)
+	$(CC) -o $@ $^ $(LDLIBS)
+
+$(BUILD)/%.o: %.c Makefile | $(BUILD)/include/xxhash.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -MMD -MP -c -o $@ $<
+
+$(BUILD)/trainer/version.o: CFLAGS += -DFP4D_VERSION='"$(VERSION)"'
+$(BUILD)/trainer/version.o: $(if $(filter $(VERSION),$(file <$(BUILD)/version)),,force)
+.PHONY: force
+force:
+	@mkdir -p $(BUILD); printf '%s' '$(VERSION)' > $(BUILD)/version
+
+$(BUILD)/include/xxhash.h:
+	@mkdir -p $(@D)
+	@cp /usr/include/xxhash.h $@ 2>/dev/null || { echo "xxhash.h is missing: run 'make deps'"; exit 1; }
+
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
+	$(CC) -o $@ $^ $(LDLIBS)
+
+unit: $(UNITS) ## unit tests
+	@for t in $(UNITS); do echo "# $$t"; $(RUNNER) $$t || exit 1; done
+
+clean: ## remove the build
+	rm -rf $(BUILD)
+
+-include $(OBJECTS:.o=.d) $(UNITS:%=%.d) $(BUILD)/trainer/main.d

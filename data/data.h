@@ -1,0 +1,89 @@
+/* Token streams: which tokens an update reads.
+ *
+ * A stream is one file of token ids in final order (docs/formats.md).  A run's
+ * sample i is tokens [i*S, i*S + S + 1) of it (S inputs, S targets shifted by
+ * one), for i below the stream's sample count; epochs follow, each with its
+ * own keyed order of samples.  Update t uses samples [t*G, (t+1)*G) and rank r
+ * a contiguous slice of them, so order depends on seed and content only, not on
+ * world size, local batch or accumulation.  Resume state is one integer and
+ * the stream's digest.
+ */
+#ifndef FP4D_DATA_DATA_H
+#define FP4D_DATA_DATA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/hash.h"
+
+/* ---- tokenizer: bytes -------------------------------------------------- */
+/* 256 byte values, then <|begin_of_text|> = 256 and <|end_of_text|> = 257. */
+enum { TOKENIZER_BYTES_BOS = 256, TOKENIZER_BYTES_EOS = 257, TOKENIZER_BYTES_VOCAB = 258 };
+
+/* ids[bytes] from text; returns the count. */
+int64_t tokenizer_bytes_encode(const void *text, int64_t bytes, int32_t *ids);
+/* Decodes one id into out[0..7]; returns the number of bytes (0 for specials). */
+int tokenizer_bytes_decode(int32_t id, char out[8]);
+
+/* ---- preparing a stream ------------------------------------------------ */
+struct data_source {
+  const char *path; /* a text file (.txt, .md, .rst; also .gz), or a folder searched for them */
+};
+
+struct data_prepare {
+  const struct data_source *sources;
+  int n_sources;
+  const char *train_path, *validation_path; /* streams to write */
+  double validation_fraction;               /* of documents, chosen by keyed hash */
+  uint64_t seed;                            /* keys the order of documents */
+};
+
+struct data_prepared {
+  int64_t documents[2], tokens[2]; /* train, validation */
+};
+
+/* Reads sources, orders documents by a keyed hash, writes BOS doc EOS … streams
+ * (whole or not at all). Errors are ERROR_DATA and name the file. */
+bool data_prepare(const struct data_prepare *p, struct data_prepared *done, struct error *e);
+
+/* ---- reading ----------------------------------------------------------- */
+struct stream; /* opaque */
+
+struct stream_info {
+  int64_t tokens, documents;
+  int32_t vocab_size;    /* every id is below it */
+  struct hash digest;    /* of the content */
+  char tokenizer[32];    /* "bytes" */
+};
+
+/* Opens and validates header, size and footer.  `vocab_size` of the model: a
+ * stream with larger ids is refused (file, offset and id named). */
+struct stream *stream_open(const char *path, int32_t vocab_size, struct error *e);
+const struct stream_info *stream_info(const struct stream *s);
+/* Reads and checks every block's digest. */
+bool stream_verify(struct stream *s, struct error *e);
+void stream_close(struct stream *s);
+
+/* The order of a run over a stream. */
+struct data_order {
+  const struct stream *stream;
+  int64_t seq_len;
+  uint64_t seed;
+};
+
+/* Samples in an epoch: (tokens - 1) / seq_len; 0 when the stream is shorter
+ * than seq_len + 1 (ERROR_DATA from data_order_make, naming need and have). */
+bool data_order_make(struct data_order *o, const struct stream *s, int64_t seq_len, uint64_t seed,
+                     struct error *e);
+int64_t data_order_epoch_samples(const struct data_order *o);
+
+/* Copies sample `index` of the run: inputs[seq_len] and targets[seq_len]
+ * (-1 = not counted).  An id beyond the stream's vocabulary is refused. */
+bool data_sample(const struct data_order *o, int64_t index, int32_t *inputs, int32_t *targets,
+                 struct error *e);
+
+/* A hash of one sample's ids and index; batch hash = hash_sum over samples. */
+struct hash data_sample_hash(int64_t index, const int32_t *inputs, const int32_t *targets, int64_t seq_len);
+
+#endif

@@ -1,0 +1,269 @@
+/* Numerical operations behind one header.
+ *
+ * A backend is a table of functions chosen at start-up; callers know none of
+ * them.  The CPU backend is the definition: on any other backend quantisers
+ * and element-wise producers are bit-identical to it, contractions, attention
+ * and cross-entropy are close (only the order of accumulation differs).
+ *
+ * Conventions
+ *   - Matrices are row-major and contiguous.  "tokens" is batch * seq_len; row
+ *     t of a token matrix is token t % seq_len of sample t / seq_len.
+ *   - Sums are FP32 unless said; elements are read in their type, computed in
+ *     FP32, and rounded once (to nearest even) when written.
+ *   - Pointers are device pointers (on the CPU backend: ordinary memory).
+ *   - Operations are asynchronous and do not fail by return value: a fault of
+ *     the device is kept and reported by `synchronize`.  Shapes and encodings
+ *     are checked before start-up by `refuse_encoding` and the model, so an
+ *     operation given something else is a defect (it aborts with the reason).
+ *   - Outputs must not overlap inputs unless an operation says so.
+ */
+#ifndef FP4D_KERNELS_KERNELS_H
+#define FP4D_KERNELS_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "kernels/encoding.h"
+
+enum dtype { DTYPE_F32 = 1, DTYPE_BF16 = 2 };
+
+static inline size_t dtype_bytes(enum dtype d) { return d == DTYPE_BF16 ? 2 : 4; }
+static inline const char *dtype_name(enum dtype d) { return d == DTYPE_BF16 ? "bf16" : "fp32"; }
+
+/* A plain matrix: rows x cols elements of `dtype`, row-major, no gaps. */
+struct matrix {
+  void *data;
+  enum dtype dtype;
+  int64_t rows, cols;
+};
+
+/* Which axis of the source an operand contracts over. */
+enum view {
+  VIEW_ROW = 0,   /* contraction along the source's columns: operand is rows x cols */
+  VIEW_COLUMN = 1 /* contraction along the source's rows: operand is cols x rows */
+};
+
+/* An operand of a contraction: `rows` vectors of `cols` elements, contracted
+ * along cols.
+ *
+ * Packed formats: codes [rows, cols/2], two a byte, element 2j in the low
+ * nibble; scales in 512-byte tiles of 128 rows x 4 scale columns: with
+ * G = ceil(scale columns / 4), scale (r, c) stands at
+ *   ((r/128)*G + c/4)*512 + (r%32)*16 + ((r%128)/32)*4 + c%4
+ * rows padded to 128 and scale columns to 4 with zero bytes (the tcgen05 and
+ * cuBLASLt block-scaled layout).  2D scales are replicated to every row.
+ *
+ * Plain formats: `codes` is the source matrix itself, `scales` is NULL; with
+ * VIEW_COLUMN it is stored as the source is, [cols, rows] row-major. */
+struct operand {
+  struct encoding encoding;
+  enum view view;
+  int64_t rows, cols;
+  uint8_t *codes;
+  uint8_t *scales;
+  float *outer;  /* FP32 factors, one a strip (NVFP4 kinds); NULL otherwise */
+  int64_t strip; /* rows that share an outer factor; 0 = all */
+};
+
+/* A plain matrix as an operand. */
+struct operand operand_of_matrix(const struct matrix *m, enum view view);
+
+/* Bytes of codes and of scales (padding included) for a packed operand. */
+int64_t operand_code_bytes(const struct encoding *e, int64_t rows, int64_t cols);
+int64_t operand_scale_bytes(const struct encoding *e, int64_t rows, int64_t cols);
+
+/* Position of scale (r, c) in the tiled layout; `scale_cols` = cols / block. */
+int64_t operand_scale_offset(int64_t r, int64_t c, int64_t scale_cols);
+
+/* Stochastic rounding: where the draws stand (base/philox.h).  Row r of the
+ * source belongs to sample `first_sample + r / seq_len`; the block index
+ * inside the sample is ((r % seq_len) * source_cols + col) / 16. */
+struct draw {
+  uint64_t seed;
+  uint32_t update;
+  uint64_t first_sample; /* index in the run of the micro-batch's first sample */
+  int64_t seq_len;
+  uint32_t layer;
+  uint32_t operand; /* enum draw_operand */
+};
+
+/* Who draws. The numbers are part of the checkpoint contract. */
+enum draw_operand {
+  DRAW_DY_QKV = 1,
+  DRAW_DY_OUT = 2,
+  DRAW_DY_GATE_UP = 3,
+  DRAW_DY_DOWN = 4,
+  DRAW_DY_HEAD = 5,
+  DRAW_PARAMETER = 16 /* stochastic rounding of BF16 parameters; layer = parameter number */
+};
+
+/* Counts over quantised elements; operations add to them. */
+struct quantise_counts {
+  int64_t elements;    /* elements quantised */
+  int64_t saturated;   /* |z| beyond the largest code's reach before rounding */
+  int64_t underflowed; /* nonzero z that became code 0 */
+  int64_t blocks, zero_blocks;
+};
+
+/* What a producer writes besides computing.  NULL members are not written.
+ * `plain` has the producer's shape in the activation type; row and column
+ * operands are quantised from the values *as rounded to that type*, whether
+ * or not `plain` is kept. */
+struct emission {
+  struct matrix *plain;
+  struct operand *row;
+  struct operand *column;
+  struct draw draw;               /* read only by stochastic encodings */
+  struct quantise_counts *counts; /* may be NULL; both operands add to it */
+};
+
+struct attention_shape {
+  int64_t batch, seq_len, n_heads, n_kv_heads, head_dim;
+};
+
+/* One AdamW update of one tensor.  g = grad_scale * grad;
+ *   m = beta1 m + (1-beta1) g;  v = beta2 v + (1-beta2) g^2
+ *   w -= lr * ( (m/bias1) / (sqrt(v/bias2) + eps) + weight_decay * w )
+ * (Loshchilov and Hutter, "Decoupled Weight Decay Regularization"), w being
+ * the master where there is one, else the parameter itself. */
+struct adamw {
+  float lr, beta1, beta2, eps, weight_decay, grad_scale;
+  float bias1, bias2; /* 1 - beta^t, made by the caller */
+};
+
+struct update_measure {
+  double update_sum_squares; /* of the change of w */
+  double weight_sum_squares; /* of w before */
+};
+
+struct measure {
+  double sum_squares; /* of the finite elements */
+  int64_t nonfinite;
+  float amax; /* of the finite elements */
+};
+
+/* The largest extents that operations will be called with; sizes scratch. */
+struct extent {
+  int64_t tokens;        /* batch * seq_len */
+  int64_t head_chunk;    /* tokens whose logits exist at once */
+  struct attention_shape attention;
+  int64_t hidden_size, ffn_size, vocab_size;
+};
+
+struct device; /* opaque */
+
+struct kernels {
+  const char *backend; /* "cpu", "sm90", "sm100" */
+
+  /* NULL when the backend executes this encoding as an operand of a
+   * contraction, else why not, as words that follow "mxfp4/...: ". */
+  const char *(*refuse_encoding)(const struct device *d, const struct encoding *e);
+
+  /* Scratch that the operations below need for these extents, in bytes;
+   * `set_scratch` hands it over once, before any operation. */
+  int64_t (*scratch_bytes)(const struct device *d, const struct extent *x);
+  void (*set_scratch)(struct device *d, void *scratch, int64_t bytes);
+
+  /* Memory.  allocate returns NULL with *e filled. */
+  void *(*allocate)(struct device *d, size_t bytes, struct error *e);
+  void (*release)(struct device *d, void *p);
+  void (*clear)(struct device *d, void *p, size_t bytes); /* zero bytes */
+  void (*upload)(struct device *d, void *to_device, const void *from_host, size_t bytes);
+  void (*download)(struct device *d, void *to_host, const void *from_device, size_t bytes);
+  bool (*synchronize)(struct device *d, struct error *e);
+
+  /* Quantises (or copies) a matrix that has no fused producer: weights,
+   * attention output.  For a 2D encoding row and column get the same codes
+   * and scales, transposed. */
+  void (*quantise)(struct device *d, const struct emission *out, const struct matrix *source);
+
+  /* y = x[tokens, hidden] of table[vocab, hidden] by token id. */
+  void (*embedding_forward)(struct device *d, struct matrix *x, const struct matrix *table,
+                            const int32_t *tokens);
+  /* d_table[vocab, hidden] (FP32) += sums of dx rows by token id, in token
+   * order for each id. */
+  void (*embedding_backward)(struct device *d, float *d_table, const struct matrix *dx,
+                             const int32_t *tokens, int64_t vocab_size);
+
+  /* Boundaries (1) and (4): residual + RMSNorm.
+   *   residual_out = residual + delta          (delta NULL: residual_out is not written)
+   *   out = residual_out * rstd * gain,  rstd[t] = 1/sqrt(mean(residual_out^2) + eps)
+   * The sum is rounded to the residual's type before it is normalised.
+   * residual_out may be the same matrix as residual. gain [1, hidden]. */
+  void (*add_rmsnorm_forward)(struct device *d, const struct emission *out, struct matrix *residual_out,
+                              float *rstd, const struct matrix *residual, const struct matrix *delta,
+                              const struct matrix *gain, float eps);
+  /* d_residual = d_above + d(norm)/d(residual) applied to dy; emission `out` is
+   * d_residual: plain is the gradient that flows on, row/column the dY of the
+   * linear whose output was `delta`.  d_above NULL means zero.  out->plain may
+   * be d_above.  d_gain [hidden] FP32 is added to, rows summed by the fixed tree. */
+  void (*add_rmsnorm_backward)(struct device *d, const struct emission *out, float *d_gain,
+                               const struct matrix *dy, const struct matrix *d_above,
+                               const struct matrix *residual, const float *rstd, const struct matrix *gain);
+
+  /* Boundary (2): rotary embedding of q and k inside qkv[tokens,
+   * (n_heads + 2 n_kv_heads) * head_dim], pairs interleaved (2i, 2i+1), in
+   * place; cos_sin [seq_len, head_dim/2, 2] FP32 (kernels/rope.h). */
+  void (*rope_forward)(struct device *d, struct matrix *qkv, const float *cos_sin,
+                       const struct attention_shape *s);
+  /* The inverse rotation on d_qkv, then emission (plain may be d_qkv). */
+  void (*rope_backward)(struct device *d, const struct emission *out, const struct matrix *d_qkv,
+                        const float *cos_sin, const struct attention_shape *s);
+
+  /* Causal grouped-query attention.  out [tokens, n_heads * head_dim];
+   * lse [batch, n_heads, seq_len] FP32, natural log of the softmax denominator
+   * with scores scaled by 1/sqrt(head_dim).  *max_logit = max(*max_logit,
+   * largest scaled score); may be NULL. */
+  void (*attention_forward)(struct device *d, struct matrix *out, float *lse, float *max_logit,
+                            const struct matrix *qkv, const struct attention_shape *s);
+  void (*attention_backward)(struct device *d, struct matrix *d_qkv, const struct matrix *d_out,
+                             const struct matrix *out, const float *lse, const struct matrix *qkv,
+                             const struct attention_shape *s);
+
+  /* Boundary (3): out[tokens, ffn] = silu(gate) * up from gate_up[tokens,
+   * 2 ffn], gate in the first ffn columns. */
+  void (*swiglu_forward)(struct device *d, const struct emission *out, const struct matrix *gate_up);
+  /* out is d_gate_up [tokens, 2 ffn]. */
+  void (*swiglu_backward)(struct device *d, const struct emission *out, const struct matrix *d_act,
+                          const struct matrix *gate_up);
+
+  /* The contraction out[M,N] = A[M,K] B[N,K]^T (+ add).  `add` may be out
+   * itself (accumulation), any matrix of out's shape and type, or NULL; it is
+   * added in FP32 after every scale factor.  Each output is the sum defined in
+   * kernels/cpu/gemm.h. */
+  void (*contract)(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b,
+                   const struct matrix *add);
+
+  /* nll[t] = lse(logits[t]) - logits[t, target]; targets < 0 are not counted
+   * (nll 0, zero gradient).  d_logits (NULL: not wanted) gets
+   * (softmax - onehot) * grad_scale, in its own type; it may be `logits`
+   * itself where the types are equal.  logits [n, vocab] FP32. */
+  void (*cross_entropy)(struct device *d, float *nll, struct matrix *d_logits, const struct matrix *logits,
+                        const int32_t *targets, float grad_scale);
+
+  /* One tensor of n elements.  master NULL: the parameter is the only copy and,
+   * when it is BF16, is rounded stochastically by `draw` (one call per 8
+   * elements; block index = element / 8, low halves of the words first).
+   * *measured is added to; may be NULL. */
+  void (*adamw_update)(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v,
+                       const float *grad, int64_t n, const struct adamw *a, const struct draw *draw,
+                       struct update_measure *measured);
+
+  /* Sum of squares, non-finite count and amax of a matrix, by the fixed tree;
+   * added to (amax: maximum taken with) *measured. */
+  void (*measure)(struct device *d, struct measure *measured, const struct matrix *x);
+
+  void (*close)(struct device *d);
+};
+
+/* A device begins with its table, so `device->k` is all a caller needs. */
+struct device {
+  const struct kernels *k;
+};
+
+/* Opens a backend by name ("cpu"; others where built in) with `threads`
+ * workers (0 = threads_available()).  NULL with *e = ERROR_DEVICE. */
+struct device *device_open(const char *backend, int threads, struct error *e);
+
+#endif

@@ -1,0 +1,125 @@
+/* A Llama-family decoder: parameters, forward, backward.
+ *
+ *   x = embedding(tokens)
+ *   for each block:  x += out( attention( rope( qkv( rmsnorm(x) ))))
+ *                    x += down( silu(gate) * up ),  gate, up = gate_up( rmsnorm(x) )
+ *   nll = cross_entropy( head( rmsnorm(x) ), targets )
+ *
+ * Touvron et al., "LLaMA"; Grattafiori et al., "The Llama 3 Herd of Models".
+ * Rotary pairs are interleaved, as in Meta's reference.
+ */
+#ifndef FP4D_MODEL_MODEL_H
+#define FP4D_MODEL_MODEL_H
+
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "kernels/kernels.h"
+#include "kernels/rope.h"
+#include "model/route.h"
+
+struct model_config {
+  int64_t vocab_size, hidden_size, ffn_size, n_layers, n_heads, n_kv_heads, head_dim;
+  bool tied; /* the head is the embedding table */
+  double norm_eps;
+  double rope_theta;
+  struct rope_scaling rope_scaling;
+};
+
+/* Named models ("llama3-8b": 8,030,261,248 parameters, …). False: no such name. */
+bool model_preset(const char *name, struct model_config *out);
+const char *const *model_preset_names(void); /* NULL-terminated */
+
+/* Impossible shapes, all of them, one line each in e->message. */
+bool model_config_check(const struct model_config *c, struct error *e);
+
+enum recompute { RECOMPUTE_NONE, RECOMPUTE_EVERY_NTH, RECOMPUTE_ALL };
+
+struct model_shape {
+  int64_t batch;   /* samples of a micro-batch on this rank */
+  int64_t seq_len;
+  enum recompute recompute;
+  int recompute_every;  /* RECOMPUTE_EVERY_NTH: blocks n, 2n, … are recomputed */
+  int64_t head_chunk;   /* tokens whose logits exist at once */
+  enum dtype param_dtype;
+  bool master;          /* FP32 master weights (param_dtype BF16 only) */
+  bool training;        /* false: no gradients, moments or saved activations */
+};
+
+/* ---- parameters --------------------------------------------------------- */
+struct param {
+  char name[96]; /* "layers.0.attention.wq.weight": Meta's names */
+  int64_t rows, cols; /* a gain is [hidden, 1] */
+  int64_t offset;     /* of its first element in the flat buffers */
+  int layer;          /* -1 outside the blocks */
+  bool decay;         /* weight decay applies: matrices yes, gains no */
+  float init_std;     /* truncated at 3 std; 0 = all ones */
+};
+
+int64_t model_config_param_count(const struct model_config *c);
+/* Contraction parameters per token used in FLOPs: all but the embedding table
+ * (the head's counts once, tied or not). */
+int64_t model_config_matmul_params(const struct model_config *c);
+/* FLOPs a token of forward + backward: 6 * matmul params + attention, counted
+ * for the full square (12 L H d S: the reports' convention) or its causal half. */
+double model_config_flops(const struct model_config *c, int64_t seq_len, bool causal_half);
+
+struct model; /* opaque */
+
+/* Lays the model out in `arena` on `d`; with a measuring arena nothing is
+ * touched and the model serves only `model_destroy` (so `plan` needs no
+ * memory).  d may be any backend. Checks config, shape and route. */
+struct model *model_create(struct device *d, struct arena *arena, const struct model_config *c,
+                           const struct route *r, const struct model_shape *s, struct error *e);
+void model_destroy(struct model *m);
+
+int model_param_number(const struct model *m);
+const struct param *model_param(const struct model *m, int i);
+int64_t model_param_elements(const struct model *m); /* of the flat buffers; parameters are packed without gaps */
+
+/* Flat device buffers, element i of one is element i of all; NULL where the
+ * shape has none. */
+void *model_params(const struct model *m);      /* param_dtype */
+float *model_master(const struct model *m);
+float *model_adam_m(const struct model *m);
+float *model_adam_v(const struct model *m);
+float *model_gradients(const struct model *m);
+
+/* Initial values from the seed alone (Philox by parameter and element, normal
+ * by inverse distribution function, truncated); moments zeroed, master = the
+ * unrounded value. */
+bool model_initialise(struct model *m, uint64_t seed, struct error *e);
+
+/* Re-quantises weights: call after parameters change and before a forward. */
+void model_refresh_weights(struct model *m);
+
+/* ---- computing ---------------------------------------------------------- */
+struct micro_batch {
+  const int32_t *inputs, *targets; /* device, [batch * seq_len]; target < 0: not counted */
+  uint64_t first_sample;           /* index in the run */
+  uint32_t update;
+  uint64_t seed;                   /* of stochastic rounding */
+};
+
+/* nll [tokens] (device). */
+void model_forward(struct model *m, const struct micro_batch *b, float *nll);
+/* The same and gradients of grad_scale * sum(nll), added to model_gradients. */
+void model_forward_backward(struct model *m, const struct micro_batch *b, float grad_scale, float *nll);
+/* Logits [vocab] (FP32, device) at token row `row` of the batch. */
+void model_logits(struct model *m, const struct micro_batch *b, int64_t row, float *logits);
+
+/* ---- what was seen ------------------------------------------------------ */
+struct model_signals {
+  float max_logit;                                        /* attention, scaled */
+  struct quantise_counts counts[OPERAND_ROLE_COUNT];      /* by role, all layers */
+};
+/* Read after synchronize; reset clears. */
+const struct model_signals *model_signals(const struct model *m);
+void model_reset_signals(struct model *m);
+
+/* One line a layer range: "blocks 1-4 qkv  fprop x mxfp4/1x32/encode …": the
+ * formats that are actually executed, and by which backend. Calls line(ctx, text). */
+void model_describe(const struct model *m, void (*line)(void *context, const char *text), void *context);
+
+#endif

@@ -1,0 +1,74 @@
+/* Routes: which format each contraction's operands take, layer by layer.
+ *
+ * A route is data.  The eleven routes of "Format-Aware Fusion for Fast FP4
+ * Pretraining", `fp32` (for tests) and `bf16` are rows of one table
+ * (model/route_table.c); a user writes others in YAML with the same words.
+ * Whether a backend can execute a route is asked of the backend
+ * (route_check), never decided here.
+ */
+#ifndef FP4D_MODEL_ROUTE_H
+#define FP4D_MODEL_ROUTE_H
+
+#include "base/error.h"
+#include "kernels/kernels.h"
+
+/* The six operands of a linear's three contractions.
+ *   fprop  Y  = X W^T    row view of X,   row view of W
+ *   dgrad  dX = dY W     row view of dY,  column view of W
+ *   wgrad  dW = dY^T X   column view of both (token axis) */
+enum operand_role { FPROP_X, FPROP_W, DGRAD_DY, DGRAD_W, WGRAD_DY, WGRAD_X, OPERAND_ROLE_COUNT };
+
+struct linear_route {
+  struct encoding operand[OPERAND_ROLE_COUNT];
+};
+
+/* Blocks first..last (1-based, inclusive) use this. */
+struct route_span {
+  int first, last;
+  struct linear_route linear;
+};
+
+enum { ROUTE_SPANS = 16 };
+
+struct route {
+  char name[64];
+  enum dtype activations; /* BF16; FP32 in the test route */
+  struct route_span span[ROUTE_SPANS];
+  int n_spans;
+  enum format attention_qk, attention_pv, attention_d_out;
+  enum format head; /* both operands of the head's contractions */
+};
+
+/* What a YAML route (or a table row) says, still as words. */
+struct route_words {
+  const char *layers; /* "all", "1-27", "28-32", "last-4" */
+  const char *fprop_x, *fprop_w, *dgrad_dy, *dgrad_w, *wgrad_x, *wgrad_dy; /* "mxfp4", "mxfp4/2d32", "mxfp4/sr", "same" */
+  const char *hadamard; /* "none", "plain-16", "signed-16", "signed-32": both wgrad operands */
+};
+
+/* Parses "FORMAT[/BLOCK][/SCALE-RULE][/sr]"; what is left out takes the
+ * format's default for that role (docs/numerics.md). "same" is for dgrad_w:
+ * the encoding of fprop_w. */
+bool encoding_parse(const char *words, enum operand_role role, struct encoding *out, struct error *e);
+bool format_parse(const char *word, enum format *out, struct error *e);
+const char *format_name(enum format f);
+
+/* Adds a span; layers resolved against n_layers. Overlap is an error. */
+bool route_add_span(struct route *r, const struct route_words *w, int n_layers, struct error *e);
+
+/* A table row by name, for a model of n_layers blocks. Unknown: ERROR_CONFIG
+ * listing the names. */
+bool route_named(const char *name, int n_layers, struct route *out, struct error *e);
+/* Names of the table's rows, NULL-terminated. */
+const char *const *route_names(void);
+
+/* Every layer has exactly one span, and the backend executes all of it for
+ * these extents (block and tile divisibility included). Each problem is one
+ * line of e->message, layer and operand named. */
+bool route_check(const struct route *r, int n_layers, const struct extent *x, const struct device *d,
+                 struct error *e);
+
+/* The route of block `layer` (0-based). */
+const struct linear_route *route_linear(const struct route *r, int layer);
+
+#endif
