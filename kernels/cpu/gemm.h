@@ -16,14 +16,6 @@
 #ifndef FP4D_KERNELS_CPU_GEMM_H
 #define FP4D_KERNELS_CPU_GEMM_H
 
-#include "kernels/kernels.h"
-
-struct cpu_device;
-
-void cpu_contract(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b,
-                  const struct matrix *add);
-
-/* Scratch bytes for one worker, and for all workers together. */
-int64_t cpu_contract_scratch_bytes(const struct extent *x, int threads);
+enum { CONTRACT_GROUP = 32 };
 
 #endif

@@ -1,0 +1,95 @@
+/* The CPU backend's own header: its device and what its files share.
+ *
+ * Work is cut into tasks that write disjoint outputs, so every result is the
+ * same for any number of threads.  Operations run one after another; each may
+ * use the device's scratch from its beginning.
+ */
+#ifndef FP4D_KERNELS_CPU_CPU_H
+#define FP4D_KERNELS_CPU_CPU_H
+
+#include "base/threads.h"
+#include "kernels/kernels.h"
+
+/* Hot loops are compiled once per instruction set and chosen at load time.
+ * The bits are the same in all: only + - * / sqrt and explicit fma are used. */
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
+#define CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=haswell", "default")))
+#else
+#define CPU_CLONES
+#endif
+
+struct cpu_device {
+  struct device device; /* first */
+  struct threads *threads;
+  char *scratch;
+  int64_t scratch_bytes;
+};
+
+static inline struct cpu_device *cpu_of(struct device *d) { return (struct cpu_device *)d; }
+
+/* A condition that the caller guarantees; aborts with the reason if it does not hold. */
+#define CPU_REQUIRE(condition, what)                                              \
+  do {                                                                            \
+    if (!(condition)) cpu_defect(__func__, what);                                 \
+  } while (0)
+void cpu_defect(const char *function, const char *what) __attribute__((noreturn, cold));
+
+/* ---- rows in FP32 (kernels/cpu/rows.c) ---------------------------------- */
+/* values[n] from element `first` of a matrix, exactly. */
+void cpu_load(float *values, const struct matrix *m, int64_t first, int64_t n);
+/* Rounds values[n] to m's type (nearest even) and writes them. */
+void cpu_store(struct matrix *m, int64_t first, const float *values, int64_t n);
+/* Rounds values[n] in place to what `type` can hold. */
+void cpu_round(float *values, enum dtype type, int64_t n);
+
+/* ---- emission (kernels/cpu/emit.c) --------------------------------------- */
+/* Producers work in strips of CPU_STRIP source rows: they compute a strip in
+ * FP32, round it to the activation type (cpu_round) and emit it. */
+enum { CPU_STRIP = 32 };
+
+/* Writes rows [first_row, first_row + rows) of a [source_rows, cols] result:
+ * plain, row and column operand, whichever `out` has. values is [rows][cols].
+ * Adds to *counts (the worker's own; may be NULL). `scratch`:
+ * cpu_emit_scratch_bytes(cols) bytes of the worker. */
+void cpu_emit_strip(const struct emission *out, int64_t source_rows, int64_t cols, int64_t first_row, int64_t rows,
+                    const float *values, struct quantise_counts *counts, void *scratch);
+int64_t cpu_emit_scratch_bytes(int64_t cols);
+
+/* ---- the operations: kernels.h says what each does ----------------------- */
+const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e);
+void cpu_quantise(struct device *d, const struct emission *out, const struct matrix *source);
+void cpu_embedding_forward(struct device *d, struct matrix *x, const struct matrix *table, const int32_t *tokens);
+void cpu_embedding_backward(struct device *d, float *d_table, const struct matrix *dx, const int32_t *tokens,
+                            int64_t vocab_size);
+void cpu_add_rmsnorm_forward(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
+                             const struct matrix *residual, const struct matrix *delta, const struct matrix *gain,
+                             float eps);
+void cpu_add_rmsnorm_backward(struct device *d, const struct emission *out, float *d_gain, const struct matrix *dy,
+                              const struct matrix *d_above, const struct matrix *residual, const float *rstd,
+                              const struct matrix *gain);
+void cpu_rope_forward(struct device *d, struct matrix *qkv, const float *cos_sin, const struct attention_shape *s);
+void cpu_rope_backward(struct device *d, const struct emission *out, const struct matrix *d_qkv, const float *cos_sin,
+                       const struct attention_shape *s);
+void cpu_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit,
+                           const struct matrix *qkv, const struct attention_shape *s);
+void cpu_attention_backward(struct device *d, struct matrix *d_qkv, const struct matrix *d_out,
+                            const struct matrix *out, const float *lse, const struct matrix *qkv,
+                            const struct attention_shape *s);
+void cpu_swiglu_forward(struct device *d, const struct emission *out, const struct matrix *gate_up);
+void cpu_swiglu_backward(struct device *d, const struct emission *out, const struct matrix *d_act,
+                         const struct matrix *gate_up);
+void cpu_contract(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b,
+                  const struct matrix *add);
+void cpu_cross_entropy(struct device *d, float *nll, struct matrix *d_logits, const struct matrix *logits,
+                       const int32_t *targets, float grad_scale);
+void cpu_adamw_update(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v,
+                      const float *grad, int64_t n, const struct adamw *a, const struct draw *draw,
+                      struct update_measure *measured);
+void cpu_measure(struct device *d, struct measure *measured, const struct matrix *x);
+
+/* Scratch that each group of operations needs, all workers together. */
+int64_t cpu_contract_scratch_bytes(const struct extent *x, int threads);
+int64_t cpu_attention_scratch_bytes(const struct extent *x, int threads);
+int64_t cpu_producer_scratch_bytes(const struct extent *x, int threads); /* producers, quantise, loss, optimizer */
+
+#endif
