@@ -28,7 +28,7 @@ enum error_code {
 
 struct error {
   enum error_code code;
-  char message[768]; /* what failed, on what (file, key, line, rank) */
+  char message[4096]; /* what failed, on what (file, key, line, rank) */
   char hint[512];    /* what to do; may be empty */
 };
 
