@@ -115,7 +115,7 @@ struct emission {
   struct operand *row;
   struct operand *column;
   struct draw draw;               /* read only by stochastic encodings */
-  struct quantise_counts *counts; /* may be NULL; both operands add to it */
+  struct quantise_counts *counts; /* may be NULL; else two, [VIEW_ROW] and [VIEW_COLUMN]: each operand adds to its own */
 };
 
 struct attention_shape {

@@ -49,7 +49,7 @@ enum { CPU_STRIP = 32 };
 
 /* Writes rows [first_row, first_row + rows) of a [source_rows, cols] result:
  * plain, row and column operand, whichever `out` has. values is [rows][cols].
- * Adds to *counts (the worker's own; may be NULL). `scratch`:
+ * Adds to counts[VIEW_ROW] and counts[VIEW_COLUMN] (the worker's own; may be NULL). `scratch`:
  * cpu_emit_scratch_bytes(cols) bytes of the worker. */
 void cpu_emit_strip(const struct emission *out, int64_t source_rows, int64_t cols, int64_t first_row, int64_t rows,
                     const float *values, struct quantise_counts *counts, void *scratch);
