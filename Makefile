@@ -18,13 +18,13 @@ LDLIBS    = -pthread -lm
 ROOMS     = base kernels kernels/cpu comm data model checkpoints trainer
 
 ifeq ($(SANITIZE),1)
-BUILD     := $(BUILD)/asan
+override BUILD := $(BUILD)/asan
 OPTIMISE   = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 LDLIBS    += -fsanitize=address,undefined
 endif
 
 ifeq ($(CROSS),aarch64)
-BUILD     := $(BUILD)/aarch64
+override BUILD := $(BUILD)/aarch64
 CC         = aarch64-linux-gnu-gcc
 AR         = aarch64-linux-gnu-gcc-ar
 # xxhash.h is one header for every machine; Debian puts it in the native folder.
@@ -82,6 +82,7 @@ $(BUILD)/include/xxhash.h:
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
 	$(CC) -o $@ $^ $(LDLIBS)
 
+.PRECIOUS: $(BUILD)/tests/%.o
 unit: $(UNITS) ## unit tests
 	@for t in $(UNITS); do echo "# $$t"; $(RUNNER) $$t || exit 1; done
 
