@@ -10,10 +10,11 @@
 #include "base/threads.h"
 #include "kernels/kernels.h"
 
-/* Hot loops are compiled once per instruction set and chosen at load time.
+/* Hot loops are compiled once per instruction set and chosen at load time, by
+ * level: a processor's name ("arch=haswell") would match that model alone.
  * The bits are the same in all: only + - * / sqrt and explicit fma are used. */
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
-#define CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=haswell", "default")))
+#define CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define CPU_CLONES
 #endif
