@@ -17,7 +17,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "base/philox.h" /* FP4D_INLINE */
+#include "kernels/formats.h" /* f32_bits, f32_from_bits */
 
 /* ---- what they are made of ---------------------------------------------- */
 #ifdef __CUDA_ARCH__
@@ -32,17 +32,7 @@ FP4D_INLINE double f64_fma(double a, double b, double c) { return __builtin_fma(
 FP4D_INLINE double f64_sqrt(double x) { return __builtin_sqrt(x); }
 #endif
 
-FP4D_INLINE uint32_t f32_to_bits(float x) {
-  uint32_t u;
-  memcpy(&u, &x, sizeof u);
-  return u;
-}
-FP4D_INLINE float f32_from_bits(uint32_t u) {
-  float x;
-  memcpy(&x, &u, sizeof x);
-  return x;
-}
-FP4D_INLINE uint64_t f64_to_bits(double x) {
+FP4D_INLINE uint64_t f64_bits(double x) {
   uint64_t u;
   memcpy(&u, &x, sizeof u);
   return u;
@@ -83,7 +73,7 @@ FP4D_INLINE float f32_exp2(float x) {
   x = x < -151.0f ? -151.0f : x;
   x = x > 129.0f ? 129.0f : x;
   float t = x + F32_ROUNDER;
-  return f32_exp2_core(x - (t - F32_ROUNDER), f32_to_bits(t) - f32_to_bits(F32_ROUNDER));
+  return f32_exp2_core(x - (t - F32_ROUNDER), f32_bits(t) - f32_bits(F32_ROUNDER));
 }
 
 /* e^x = 2^(x log2 e), log2 e in two parts; within 1 ulp. */
@@ -94,12 +84,12 @@ FP4D_INLINE float f32_exp(float x) {
   float n = t - F32_ROUNDER;
   float r = f32_fma(x, 0x1.715476p+0f, -n);
   r = f32_fma(x, 0x1.4ae0c0p-26f, r);
-  return f32_exp2_core(r, f32_to_bits(t) - f32_to_bits(F32_ROUNDER));
+  return f32_exp2_core(r, f32_bits(t) - f32_bits(F32_ROUNDER));
 }
 
 /* 1 / (1 + e^-x), small in relative error at both ends (within 2.5 ulp). */
 FP4D_INLINE float f32_sigmoid(float x) {
-  float e = f32_exp(f32_from_bits(f32_to_bits(x) | 0x80000000u)); /* e^-|x| <= 1 */
+  float e = f32_exp(f32_from_bits(f32_bits(x) | 0x80000000u)); /* e^-|x| <= 1 */
   return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
@@ -111,7 +101,7 @@ FP4D_INLINE float f32_silu(float x) { return x * f32_sigmoid(x); }
 /* x = (1 + f) 2^e with sqrt(1/2) <= 1 + f < sqrt(2), for finite x > 0. */
 FP4D_INLINE float f32_log_split(float x, float *e) {
   int small = x < 0x1p-126f;
-  uint32_t u = f32_to_bits(small ? x * 0x1p25f : x);
+  uint32_t u = f32_bits(small ? x * 0x1p25f : x);
   int32_t k = (int32_t)(u - 0x3F3504F3u) >> 23;
   *e = (float)(k - (small ? 25 : 0));
   return f32_from_bits(u - ((uint32_t)k << 23)) - 1.0f;
@@ -164,7 +154,7 @@ FP4D_INLINE double f64_log(double x) {
   if (!(x > 0.0)) return x == 0.0 ? -F64_INFINITY : F64_NAN;
   if (!(x < F64_INFINITY)) return x;
   int small = x < 0x1p-1022;
-  uint64_t u = f64_to_bits(small ? x * 0x1p54 : x);
+  uint64_t u = f64_bits(small ? x * 0x1p54 : x);
   int64_t k = (int64_t)(u - 0x3FE6A09E667F3BCDu) >> 52; /* above sqrt(1/2) */
   double e = (double)(k - (small ? 54 : 0));
   double f = f64_from_bits(u - ((uint64_t)k << 52)) - 1.0;
@@ -205,7 +195,7 @@ FP4D_INLINE double f64_exp2(double x) {
   p = f64_fma(p, y, 0.5);
   p = f64_fma(p, y, 1.0);
   p = f64_fma(p, y, 1.0);
-  uint64_t n = f64_to_bits(t) - f64_to_bits(F64_ROUNDER);
+  uint64_t n = f64_bits(t) - f64_bits(F64_ROUNDER);
   uint64_t low = (uint64_t)((int64_t)n >> 1);
   uint64_t high = n - low;
   return p * f64_from_bits((low + 1023u) << 52) * f64_from_bits((high + 1023u) << 52);
@@ -239,7 +229,7 @@ FP4D_INLINE void f64_sin_cos(double x, double *sine, double *cosine) {
   c = f64_fma(c, z, 1.0 / 24.0);
   c = f64_fma(c, z, -0.5);
   c = f64_fma(c, z, 1.0);
-  uint64_t quadrant = f64_to_bits(t) - f64_to_bits(F64_ROUNDER);
+  uint64_t quadrant = f64_bits(t) - f64_bits(F64_ROUNDER);
   double a = quadrant & 1u ? c : s, b = quadrant & 1u ? s : c;
   *sine = quadrant & 2u ? -a : a;
   *cosine = (quadrant + 1u) & 2u ? -b : b;

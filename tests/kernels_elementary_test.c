@@ -53,7 +53,7 @@ TEST(f32_against_libm) {
   check_bound("sigmoid +", sweep(f32_sigmoid, want_sigmoid, POSITIVE), 2.5);
   check_bound("sigmoid -", sweep(f32_sigmoid, want_sigmoid, NEGATIVE), 2.5);
   check_bound("silu +", sweep(f32_silu, want_silu, 0u, 0x7F7FFFFFu), 3.0);
-  check_bound("silu -", sweep(f32_silu, want_silu, 0x80000000u, f32_to_bits(-87.0f)), 3.5);
+  check_bound("silu -", sweep(f32_silu, want_silu, 0x80000000u, f32_bits(-87.0f)), 3.5);
   for (float x = -87.0f; x > -200.0f; x -= 0.013f) CHECK_CLOSE(f32_silu(x), want_silu((double)x), 1e-43 - 3e-7 * want_silu((double)x));
 }
 
@@ -175,20 +175,20 @@ TEST(bits_are_fixed) {
   uint64_t h = 0xCBF29CE484222325u;
   for (uint32_t i = 0; i < 60000; i++) {
     float x = (float)((double)i * 0.0035 - 104.9), y = f32_from_bits(i * 35993u % 0x7F800000u);
-    h = feed(h, f32_to_bits(f32_exp2(x)));
-    h = feed(h, f32_to_bits(f32_exp(x)));
-    h = feed(h, f32_to_bits(f32_silu(x)));
-    h = feed(h, f32_to_bits(f32_log(y)));
-    h = feed(h, f32_to_bits(f32_log2(y)));
+    h = feed(h, f32_bits(f32_exp2(x)));
+    h = feed(h, f32_bits(f32_exp(x)));
+    h = feed(h, f32_bits(f32_silu(x)));
+    h = feed(h, f32_bits(f32_log(y)));
+    h = feed(h, f32_bits(f32_log2(y)));
   }
   for (int i = 1; i < 6000; i++) {
     double s, c;
     f64_sin_cos(i * 173.77, &s, &c);
-    h = feed(h, f64_to_bits(s));
-    h = feed(h, f64_to_bits(c));
-    h = feed(h, f64_to_bits(f64_log(i * 0.37)));
-    h = feed(h, f64_to_bits(f64_exp2(i * 0.1 - 300.0)));
-    h = feed(h, f64_to_bits(normal_quantile(i / 6000.0)));
+    h = feed(h, f64_bits(s));
+    h = feed(h, f64_bits(c));
+    h = feed(h, f64_bits(f64_log(i * 0.37)));
+    h = feed(h, f64_bits(f64_exp2(i * 0.1 - 300.0)));
+    h = feed(h, f64_bits(normal_quantile(i / 6000.0)));
   }
   if (h != 0x1ec0a18df9c2cd40u) FAIL("hash 0x%016" PRIx64, h);
 }
