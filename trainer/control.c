@@ -1,0 +1,26 @@
+#include "trainer/control.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+
+static atomic_int requested;
+
+static void on_signal(int number) {
+  atomic_fetch_or(&requested, number == SIGUSR1 ? CONTROL_CHECKPOINT : CONTROL_STOP);
+}
+
+bool control_install(struct error *e) {
+  static const int numbers[] = {SIGUSR1, SIGUSR2, SIGTERM, SIGINT};
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (unsigned i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    if (sigaction(numbers[i], &action, NULL) != 0)
+      return error_errno(e, ERROR_SYSTEM, "cannot handle signal %d", numbers[i]);
+  return true;
+}
+
+int64_t control_take(void) { return atomic_exchange(&requested, 0); }

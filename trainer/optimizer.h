@@ -1,0 +1,21 @@
+/* One optimizer step over all parameters. */
+#ifndef FP4D_TRAINER_OPTIMIZER_H
+#define FP4D_TRAINER_OPTIMIZER_H
+
+#include "trainer/run.h"
+
+/* Norm and non-finite count of the (summed) gradients, into *s: FP64 sum over
+ * parameters in their order. */
+bool optimizer_measure(struct run *run, struct update_signals *s, struct error *e);
+
+struct step {
+  double lr, clip_coefficient;
+  double update_to_weight; /* norm of the change / norm of the weights */
+};
+
+/* Clips by global norm, applies AdamW as update run->applied + 1, refreshes the
+ * quantised weights.  Skipped updates do not call it: they advance the
+ * schedule and the data, not AdamW's bias correction. */
+bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct step *out, struct error *e);
+
+#endif

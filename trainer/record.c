@@ -1,0 +1,120 @@
+#include "trainer/record.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "base/file.h"
+
+struct record_file {
+  FILE *out;
+  int lock;
+  char path[1024];
+};
+
+void record_real(json_t *object, const char *key, double value) {
+  json_t *number = isfinite(value) ? json_real(value) : json_string(isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+  json_object_set_new(object, key, number);
+}
+
+void record_integer(json_t *object, const char *key, int64_t value) {
+  json_object_set_new(object, key, json_integer(value));
+}
+
+void record_text(json_t *object, const char *key, const char *value) {
+  json_t *text = json_string(value);
+  json_object_set_new(object, key, text ? text : json_string("(not UTF-8)"));
+}
+
+void record_hash(json_t *object, const char *key, struct hash value) {
+  char text[HASH_TEXT];
+  hash_text(value, text);
+  record_text(object, key, text);
+}
+
+char *record_dump(const json_t *object) { return json_dumps(object, JSON_REAL_PRECISION(17) | JSON_COMPACT); }
+
+/* The length of the longest prefix of whole lines whose "update" is <= update. */
+static bool kept_length(const char *path, int64_t update, int64_t *bytes, struct error *e) {
+  *bytes = 0;
+  FILE *in = fopen(path, "r");
+  if (!in) {
+    if (errno == ENOENT) return true;
+    return error_errno(e, ERROR_SYSTEM, "cannot read %s", path);
+  }
+  char *line = NULL;
+  size_t room = 0;
+  for (ssize_t n; (n = getline(&line, &room, in)) > 0 && line[n - 1] == '\n';) {
+    json_t *object = json_loadb(line, (size_t)n, 0, NULL);
+    const json_t *at = json_object_get(object, "update");
+    bool keep = json_is_integer(at) && json_integer_value(at) <= update;
+    json_decref(object);
+    if (!keep) break;
+    *bytes += n;
+  }
+  free(line);
+  bool good = !ferror(in);
+  fclose(in);
+  return good || error_errno(e, ERROR_SYSTEM, "cannot read %s", path);
+}
+
+struct record_file *record_open(const char *folder, int64_t update, struct error *e) {
+  struct record_file *f = calloc(1, sizeof *f);
+  if (!f) {
+    error_set(e, ERROR_SYSTEM, "out of memory");
+    return NULL;
+  }
+  f->lock = -1;
+
+  char lock[1024];
+  snprintf(lock, sizeof lock, "%s/lock", folder);
+  snprintf(f->path, sizeof f->path, "%s/metrics.jsonl", folder);
+  f->lock = open(lock, O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+  if (f->lock < 0) {
+    error_errno(e, ERROR_SYSTEM, "cannot open %s", lock);
+    goto failed;
+  }
+  if (flock(f->lock, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) {
+      error_set(e, ERROR_CONFIG, "run folder %s is in use by another process", folder);
+      error_hint(e, "give this run its own run.folder, or wait for the other one");
+    } else {
+      error_errno(e, ERROR_SYSTEM, "cannot lock %s", lock);
+    }
+    goto failed;
+  }
+
+  int64_t bytes = 0;
+  if (update > 0 && !kept_length(f->path, update, &bytes, e)) goto failed;
+  f->out = fopen(f->path, "a");
+  if (!f->out || ftruncate(fileno(f->out), bytes) != 0) {
+    error_errno(e, ERROR_SYSTEM, "cannot write %s", f->path);
+    goto failed;
+  }
+  return f;
+
+failed:
+  record_close(f);
+  return NULL;
+}
+
+bool record_write(struct record_file *f, json_t *object, struct error *e) {
+  char *line = record_dump(object);
+  json_decref(object);
+  if (!line) return error_set(e, ERROR_INTERNAL, "a record for %s cannot be written as JSON", f->path);
+  bool good = fprintf(f->out, "%s\n", line) > 0 && fflush(f->out) == 0;
+  free(line);
+  return good || error_errno(e, ERROR_SYSTEM, "cannot write %s", f->path);
+}
+
+void record_close(struct record_file *f) {
+  if (!f) return;
+  if (f->out) fclose(f->out);
+  if (f->lock >= 0) close(f->lock);
+  free(f);
+}

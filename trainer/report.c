@@ -1,0 +1,168 @@
+#include "trainer/report.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "trainer/version.h"
+
+static const char *const verdict_name[] = {
+    [VERDICT_APPLY] = "applied", [VERDICT_SKIP] = "skipped", [VERDICT_HALT] = "halted"};
+
+static const char *const role_name[OPERAND_ROLE_COUNT] = {
+    [FPROP_X] = "fprop_x",   [FPROP_W] = "fprop_w",   [DGRAD_DY] = "dgrad_dy",
+    [DGRAD_W] = "dgrad_w",   [WGRAD_DY] = "wgrad_dy", [WGRAD_X] = "wgrad_x"};
+
+static double tokens_per_second(const struct run *run, const struct update_report *r) {
+  return (double)(run->config.train.global_batch * run->config.train.seq_len) / r->time->total;
+}
+
+/* Model FLOP/s of a rank over what it could reach: MFU against the stated peak. */
+static double utilisation(const struct run *run, const struct update_report *r) {
+  return tokens_per_second(run, r) / run->world * r->flops_per_token / r->peak_flops;
+}
+
+json_t *report_record(const struct run *run, const struct update_report *r) {
+  json_t *o = json_object();
+  record_text(o, "kind", "update");
+  record_integer(o, "update", r->update);
+  record_real(o, "loss", r->signals->loss);
+  record_real(o, "grad_norm", r->signals->grad_norm);
+  record_real(o, "clip_coefficient", r->step->clip_coefficient);
+  record_real(o, "lr", r->step->lr);
+  record_real(o, "update_to_weight", r->step->update_to_weight);
+  record_integer(o, "samples", run->samples);
+  record_integer(o, "tokens", run->samples * run->config.train.seq_len);
+  record_integer(o, "targets", r->batch_targets);
+  record_hash(o, "batch_hash", r->batch_hash);
+  record_text(o, "verdict", verdict_name[r->judgement->verdict]);
+  if (r->judgement->reason[0]) record_text(o, "reason", r->judgement->reason);
+  record_integer(o, "nonfinite", r->signals->nonfinite);
+  record_real(o, "loss_z", r->judgement->loss_z);
+  record_real(o, "grad_norm_z", r->judgement->grad_norm_z);
+
+  const struct model_signals *seen = model_signals(run->model);
+  record_real(o, "max_attention_logit", (double)seen->max_logit);
+  json_t *quantised = json_object();
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
+    const struct quantise_counts *n = &seen->counts[role];
+    if (n->elements == 0) continue;
+    json_t *counts = json_object();
+    record_real(counts, "saturated", (double)n->saturated / (double)n->elements);
+    record_real(counts, "underflowed", (double)n->underflowed / (double)n->elements);
+    record_real(counts, "zero_blocks", (double)n->zero_blocks / (double)n->blocks);
+    json_object_set_new(quantised, role_name[role], counts);
+  }
+  json_object_set_new(o, "quantised", quantised);
+
+  json_t *seconds = json_object();
+  for (int p = 0; p < PHASE_COUNT; p++) record_real(seconds, timeline_name((enum phase)p), r->time->seconds[p]);
+  record_real(seconds, "total", r->time->total);
+  json_object_set_new(o, "seconds", seconds);
+  record_real(o, "data_wait_ms", r->time->seconds[PHASE_DATA] * 1e3);
+  record_real(o, "tokens_per_second", tokens_per_second(run, r));
+  record_real(o, "tokens_per_second_per_rank", tokens_per_second(run, r) / run->world);
+  record_real(o, "mfu", utilisation(run, r));
+  return o;
+}
+
+static void eta_text(double seconds, char *text, int size) {
+  int64_t s = (int64_t)(seconds + 0.5);
+  if (s >= 86400)
+    snprintf(text, (size_t)size, "%" PRId64 "d%02" PRId64 "h", s / 86400, s / 3600 % 24);
+  else if (s >= 3600)
+    snprintf(text, (size_t)size, "%" PRId64 "h%02" PRId64 "m", s / 3600, s / 60 % 60);
+  else
+    snprintf(text, (size_t)size, "%" PRId64 "m%02" PRId64 "s", s / 60, s % 60);
+}
+
+void report_line(const struct run *run, const struct update_report *r) {
+  const struct config *c = &run->config;
+  const bool odd = r->judgement->reason[0] != 0;
+  if (odd)
+    log_warning("update %" PRId64 " %s: %s", r->update, verdict_name[r->judgement->verdict], r->judgement->reason);
+  if (r->update % c->log.every != 0 && r->update != c->train.updates && r->done != 1) return;
+  char eta[32];
+  eta_text(r->elapsed / (double)r->done * (double)(c->train.updates - r->update), eta, sizeof eta);
+  log_info("update %6" PRId64 "/%" PRId64 "  loss %7.4f  norm %8.4f  lr %.2e  %8.0f tok/s  %5.1f%% of peak  wait %4.0f ms  %6.1f ms  ETA %s",
+           r->update, c->train.updates, r->signals->loss, r->signals->grad_norm, r->step->lr, tokens_per_second(run, r),
+           100 * utilisation(run, r), r->time->seconds[PHASE_DATA] * 1e3, r->time->total * 1e3, eta);
+}
+
+static void describe_line(void *context, const char *text) {
+  log_info("%s", text);
+  json_array_append_new(context, json_string(text));
+}
+
+json_t *report_start(struct run *run, bool resumed) {
+  const struct config *c = &run->config;
+  json_t *o = json_object(), *memory = json_object(), *executed = json_array();
+  char text[HASH_TEXT];
+  record_text(o, "kind", "start");
+  record_integer(o, "update", run->update);
+  json_object_set_new(o, "resumed", json_boolean(resumed));
+  record_real(o, "wall_time", clock_wall());
+  record_text(o, "build", version_build());
+  record_text(o, "name", c->run.name);
+  record_text(o, "route", c->route.name);
+  record_text(o, "config", run->config_text);
+  record_hash(o, "config_hash", run->config_hash);
+  record_hash(o, "init_hash", run->init_hash);
+  record_hash(o, "train_digest", stream_info(run->train)->digest);
+  if (run->validation) record_hash(o, "validation_digest", stream_info(run->validation)->digest);
+  record_text(o, "topology", comm_topology(run->comm));
+  record_text(o, "backend", run->device->k->backend);
+  record_integer(o, "world", run->world);
+  record_integer(o, "local_batch", run->local_batch);
+  record_integer(o, "accumulation", run->accumulation);
+  record_integer(o, "parameters", model_config_param_count(&c->model.shape));
+  record_real(o, "flops_per_token_causal", model_config_flops(&c->model.shape, c->train.seq_len, true));
+  record_real(o, "flops_per_token_full_square", model_config_flops(&c->model.shape, c->train.seq_len, false));
+  for (int i = 0; i < ARENA_CATEGORY_COUNT; i++)
+    record_integer(memory, arena_category_name((enum arena_category)i), (int64_t)run->arena.by_category[i]);
+  record_integer(memory, "total", (int64_t)run->arena.used);
+  json_object_set_new(o, "memory_bytes", memory);
+
+  if (run->rank == 0) {
+    log_info("fp4d %s, run %s, route %s, %s", version_build(), c->run.name, c->route.name, comm_topology(run->comm));
+    log_info("%" PRId64 " parameters, %.2f GiB a rank, global batch %" PRId64 " = %" PRId64 " local x %" PRId64
+             " accumulated x %d ranks, sequence %" PRId64,
+             model_config_param_count(&c->model.shape), (double)run->arena.used / (1 << 30), c->train.global_batch,
+             run->local_batch, run->accumulation, run->world, c->train.seq_len);
+    hash_text(run->init_hash, text);
+    log_info("initial parameters %s", text);
+    hash_text(stream_info(run->train)->digest, text);
+    log_info("training stream    %s, %" PRId64 " tokens, %" PRId64 " samples an epoch", text,
+             stream_info(run->train)->tokens, data_order_epoch_samples(&run->train_order));
+    model_describe(run->model, describe_line, executed);
+  }
+  json_object_set_new(o, "executed", executed);
+  return o;
+}
+
+double report_peak_flops(struct run *run) {
+  const struct kernels *k = run->device->k;
+  if (run->config.log.peak_flops > 0) return run->config.log.peak_flops;
+
+  /* The gradient buffer is free before the first update: operands and result
+   * of a square contraction lie in it. */
+  int64_t n = 1024;
+  while (n > 64 && 2 * n * n > model_param_elements(run->model)) n /= 2;
+  float *memory = model_gradients(run->model);
+  k->clear(run->device, memory, (size_t)(2 * n * n) * sizeof(float));
+  struct matrix a = {memory, DTYPE_BF16, n, n}, out = {memory + n * n, DTYPE_F32, n, n};
+  struct operand row = operand_of_matrix(&a, VIEW_ROW);
+  double best = 0;
+  struct error ignored;
+  for (int i = 0; i < 5; i++) {
+    double t0 = clock_seconds();
+    k->contract(run->device, &out, &row, &row, NULL);
+    k->synchronize(run->device, &ignored);
+    double rate = 2.0 * (double)(n * n * n) / (clock_seconds() - t0);
+    if (rate > best) best = rate;
+  }
+  return best;
+}

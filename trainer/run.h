@@ -1,0 +1,82 @@
+/* A run: everything that `train`, `eval` and `generate` stand on.
+ *
+ * Opened in one order (configuration, world, device, model in its arena, data)
+ * by run_open; every rank fails together with the first failing rank's error.
+ */
+#ifndef FP4D_TRAINER_RUN_H
+#define FP4D_TRAINER_RUN_H
+
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/hash.h"
+#include "comm/comm.h"
+#include "data/data.h"
+#include "kernels/kernels.h"
+#include "model/model.h"
+#include "trainer/config.h"
+#include "trainer/divergence.h"
+
+enum run_purpose {
+  RUN_TRAIN,    /* parameters, moments, gradients; both streams */
+  RUN_EVAL,     /* parameters; the validation stream */
+  RUN_GENERATE  /* parameters; no data */
+};
+
+struct run {
+  struct config config;
+  char *config_text; /* resolved, as YAML */
+  struct hash config_hash;
+
+  struct comm *comm;
+  int rank, world;
+
+  struct device *device;
+  void *memory;
+  struct arena arena;
+  struct model *model;
+  int64_t tokens;  /* of a micro-batch: local_batch * seq_len */
+  int32_t *inputs, *targets; /* device, [tokens] */
+  float *nll;                /* device, [tokens] */
+  int32_t *host_inputs, *host_targets; /* host, [accumulation * tokens] */
+  float *host_nll;                     /* host, [tokens] */
+  struct measure *gradient_measures;      /* device, [parameters] */
+  struct update_measure *update_measures; /* device, [parameters] */
+
+  int64_t local_batch, accumulation;
+  struct stream *train, *validation;
+  struct data_order train_order, validation_order;
+
+  /* State that a checkpoint carries besides tensors. */
+  int64_t update;  /* updates done, skipped ones included */
+  int64_t applied; /* updates that changed parameters: AdamW's t */
+  int64_t samples; /* samples consumed: the next update reads from here */
+  struct hash init_hash; /* of the initial parameters */
+  struct divergence divergence;
+};
+
+/* Opens a run.  `config` was loaded by the caller with `loaded` telling whether
+ * that succeeded (`e` then holds the configuration's problems): the world is
+ * joined first, so that problems are reported once and every rank leaves.
+ * On failure everything is closed again. */
+bool run_open(struct run *run, const struct config *config, bool loaded, enum run_purpose purpose, struct error *e);
+void run_close(struct run *run);
+
+/* Hash of all parameters (of the master where there is one). */
+bool run_parameter_hash(struct run *run, struct hash *out, struct error *e);
+
+/* Evaluates on the first `samples` samples of the validation stream (0 = all).
+ * sequence_nll[samples] (may be NULL) gets each sequence's mean NLL; `mean` is
+ * over all counted targets, `standard_error` over sequences.  The same bits on
+ * every call and for every world size. */
+struct evaluation {
+  int64_t samples, targets;
+  double mean, standard_error;
+};
+int64_t run_validation_samples(const struct run *run, int64_t wanted);
+bool run_evaluate(struct run *run, int64_t samples, double *sequence_nll, struct evaluation *out, struct error *e);
+
+/* `fault` of the configuration: is KIND due at this update on this rank? */
+bool run_fault(const struct run *run, const char *kind, int64_t update);
+
+#endif

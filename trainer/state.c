@@ -1,0 +1,362 @@
+#include "trainer/state.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "kernels/formats.h"
+#include "trainer/record.h"
+#include "trainer/version.h"
+
+enum { META_FORMAT = 1, SLICE_KINDS = 4 };
+
+/* A kind of tensor: its prefix in the file and where its flat buffer is. */
+struct tensor_kind {
+  const char *prefix;
+  enum dtype dtype;
+  char *buffer; /* device */
+};
+
+/* The kinds that a checkpoint of this run holds.  Where an FP32 master exists
+ * the BF16 parameters are its rounding and are not stored. */
+static int tensor_kinds(const struct run *run, struct tensor_kind kinds[SLICE_KINDS]) {
+  struct model *m = run->model;
+  int n = 0;
+  if (model_master(m))
+    kinds[n++] = (struct tensor_kind){"master", DTYPE_F32, (char *)model_master(m)};
+  else
+    kinds[n++] = (struct tensor_kind){"param", run->config.train.param_dtype, model_params(m)};
+  kinds[n++] = (struct tensor_kind){"adam_m", DTYPE_F32, (char *)model_adam_m(m)};
+  kinds[n++] = (struct tensor_kind){"adam_v", DTYPE_F32, (char *)model_adam_v(m)};
+  return n;
+}
+
+static struct tensor_slice slice_of(const struct param *p, const char *prefix, enum dtype dtype) {
+  struct tensor_slice s = {.dtype = dtype, .global_rows = p->rows, .cols = p->cols, .rows = p->rows};
+  snprintf(s.name, sizeof s.name, "%s/%s", prefix, p->name);
+  return s;
+}
+
+static size_t slice_bytes(const struct tensor_slice *s) {
+  return (size_t)(s->rows * s->cols) * dtype_bytes(s->dtype);
+}
+
+/* ---- saving --------------------------------------------------------------- */
+
+struct state {
+  struct tensor_slice *slices;
+  const char **device; /* where slice i comes from */
+  int n;
+  char *staging;
+};
+
+struct state *state_open(struct run *run, struct error *e) {
+  struct tensor_kind kinds[SLICE_KINDS];
+  const int n_kinds = tensor_kinds(run, kinds), n_params = model_param_number(run->model);
+  struct state *s = calloc(1, sizeof *s);
+  if (s) s->slices = calloc((size_t)(n_kinds * n_params), sizeof *s->slices);
+  if (s) s->device = calloc((size_t)(n_kinds * n_params), sizeof *s->device);
+  if (!s || !s->slices || !s->device) goto failed;
+
+  size_t bytes = 0;
+  for (int k = 0; k < n_kinds; k++)
+    for (int i = 0; i < n_params; i++) {
+      const struct param *p = model_param(run->model, i);
+      struct tensor_slice slice = slice_of(p, kinds[k].prefix, kinds[k].dtype);
+      slice.first_row = p->rows * run->rank / run->world;
+      slice.rows = p->rows * (run->rank + 1) / run->world - slice.first_row;
+      if (slice.rows == 0) continue;
+      s->slices[s->n] = slice;
+      s->device[s->n++] = kinds[k].buffer + (size_t)(p->offset + slice.first_row * p->cols) * dtype_bytes(slice.dtype);
+      bytes += slice_bytes(&slice);
+    }
+  s->staging = malloc(bytes ? bytes : 1);
+  if (!s->staging) goto failed;
+  char *at = s->staging;
+  for (int i = 0; i < s->n; at += slice_bytes(&s->slices[i++])) s->slices[i].data = at;
+  return s;
+
+failed:
+  state_close(s);
+  error_set(e, ERROR_SYSTEM, "out of memory for the checkpoint staging buffer");
+  return NULL;
+}
+
+void state_close(struct state *s) {
+  if (!s) return;
+  free(s->slices);
+  free(s->device);
+  free(s->staging);
+  free(s);
+}
+
+static json_t *detector_to_json(const struct detector *d) {
+  json_t *object = json_object(), *values = json_array();
+  record_integer(object, "window", d->window);
+  record_integer(object, "count", d->count);
+  for (int64_t i = 0; i < d->window && i < d->count; i++) json_array_append_new(values, json_real(d->value[i]));
+  json_object_set_new(object, "values", values);
+  return object;
+}
+
+static void detector_from_json(struct detector *d, const json_t *object) {
+  const json_t *values = json_object_get(object, "values");
+  if (json_integer_value(json_object_get(object, "window")) != d->window) return; /* another window: it fills anew */
+  d->count = json_integer_value(json_object_get(object, "count"));
+  for (size_t i = 0; i < json_array_size(values) && i < DETECTOR_WINDOW; i++)
+    d->value[i] = json_real_value(json_array_get(values, i));
+}
+
+static char *meta_make(const struct run *run) {
+  json_t *meta = json_object();
+  record_integer(meta, "format", META_FORMAT);
+  record_integer(meta, "update", run->update);
+  record_integer(meta, "applied", run->applied);
+  record_integer(meta, "samples", run->samples);
+  record_integer(meta, "tokens", run->samples * run->config.train.seq_len);
+  record_integer(meta, "seed", run->config.run.seed);
+  record_integer(meta, "world", run->world);
+  record_text(meta, "route", run->config.route.name);
+  record_text(meta, "build", version_build());
+  record_text(meta, "config", run->config_text);
+  record_hash(meta, "config_hash", run->config_hash);
+  record_hash(meta, "init_hash", run->init_hash);
+  record_hash(meta, "train_digest", stream_info(run->train)->digest);
+  json_object_set_new(meta, "loss_window", detector_to_json(&run->divergence.loss));
+  json_object_set_new(meta, "grad_norm_window", detector_to_json(&run->divergence.grad_norm));
+  char *text = record_dump(meta);
+  json_decref(meta);
+  return text;
+}
+
+void state_folder(const struct run *run, char *text, int size) {
+  snprintf(text, (size_t)size, "%s/checkpoints", run->config.run.folder);
+}
+
+bool state_save(struct state *s, struct run *run, struct error *e) {
+  char folder[1024];
+  state_folder(run, folder, sizeof folder);
+  for (int i = 0; i < s->n; i++)
+    run->device->k->download(run->device, s->slices[i].data, s->device[i], slice_bytes(&s->slices[i]));
+  bool good = run->device->k->synchronize(run->device, e);
+  char *meta = good ? meta_make(run) : NULL;
+  if (good && !meta) good = error_set(e, ERROR_SYSTEM, "out of memory");
+  good = comm_agree(run->comm, good, e) && checkpoint_save(run->comm, folder, run->update, s->slices, s->n, meta,
+                                                           (int)run->config.checkpoint.keep, e);
+  free(meta);
+  return good;
+}
+
+/* ---- restoring ------------------------------------------------------------ */
+
+/* Reads one whole tensor of the checkpoint into host memory. */
+static bool read_tensor(struct checkpoint *k, const struct param *p, const char *prefix, enum dtype dtype, void *host,
+                        struct error *e) {
+  struct tensor_slice s = slice_of(p, prefix, dtype);
+  s.data = host;
+  return checkpoint_read(k, &s, 1, e);
+}
+
+static bool checkpoint_has(const struct checkpoint *k, const char *prefix) {
+  const size_t n = strlen(prefix);
+  for (int i = 0; i < checkpoint_tensor_count(k); i++) {
+    const char *name = checkpoint_tensor(k, i)->name;
+    if (strncmp(name, prefix, n) == 0 && name[n] == '/') return true;
+  }
+  return false;
+}
+
+static int64_t largest_param(const struct run *run) {
+  int64_t largest = 0;
+  for (int i = 0; i < model_param_number(run->model); i++) {
+    const struct param *p = model_param(run->model, i);
+    if (p->rows * p->cols > largest) largest = p->rows * p->cols;
+  }
+  return largest;
+}
+
+static void round_to_bf16(uint16_t *to, const float *from, int64_t n) {
+  for (int64_t i = 0; i < n; i++) to[i] = bf16_encode(from[i]);
+}
+
+/* Parameters from "param/…", or rounded from "master/…" where those are stored;
+ * the master too where this run has one. */
+static bool read_weights(struct run *run, struct checkpoint *k, struct error *e) {
+  const struct kernels *ops = run->device->k;
+  const enum dtype dtype = run->config.train.param_dtype;
+  float *master = model_master(run->model);
+  const bool stored_master = checkpoint_has(k, "master");
+  if (master && !stored_master) {
+    error_set(e, ERROR_CHECKPOINT, "checkpoint %s holds no FP32 master weights", checkpoint_path(k));
+    return error_hint(e, "it was written with train.master: false; resume with the same");
+  }
+  if (stored_master && !master && model_gradients(run->model)) {
+    error_set(e, ERROR_CHECKPOINT, "checkpoint %s holds FP32 master weights, this run keeps none", checkpoint_path(k));
+    return error_hint(e, "resume with train.master: true");
+  }
+
+  const size_t n = (size_t)largest_param(run);
+  float *wide = stored_master ? malloc(n * sizeof *wide) : NULL;
+  char *host = malloc(n * sizeof(float));
+  bool good = host && (wide || !stored_master);
+  if (!good) error_set(e, ERROR_SYSTEM, "out of memory for the largest parameter");
+  for (int i = 0; good && i < model_param_number(run->model); i++) {
+    const struct param *p = model_param(run->model, i);
+    const int64_t elements = p->rows * p->cols;
+    char *to = (char *)model_params(run->model) + (size_t)p->offset * dtype_bytes(dtype);
+    if (stored_master) {
+      good = read_tensor(k, p, "master", DTYPE_F32, wide, e);
+      if (good && master) ops->upload(run->device, master + p->offset, wide, (size_t)elements * sizeof(float));
+      if (good && dtype == DTYPE_BF16)
+        round_to_bf16((uint16_t *)(void *)host, wide, elements);
+      else if (good)
+        memcpy(host, wide, (size_t)elements * sizeof(float));
+    } else {
+      good = read_tensor(k, p, "param", dtype, host, e);
+    }
+    if (good) ops->upload(run->device, to, host, (size_t)elements * dtype_bytes(dtype));
+    if (good) good = ops->synchronize(run->device, e);
+  }
+  free(wide);
+  free(host);
+  return good;
+}
+
+bool state_read_parameters(struct run *run, struct checkpoint *k, struct error *e) {
+  if (!read_weights(run, k, e)) return false;
+  model_refresh_weights(run->model);
+  return true;
+}
+
+static bool read_moments(struct run *run, struct checkpoint *k, struct error *e) {
+  float *host = malloc((size_t)largest_param(run) * sizeof *host);
+  if (!host) return error_set(e, ERROR_SYSTEM, "out of memory for the largest parameter");
+  bool good = true;
+  for (int kind = 0; good && kind < 2; kind++) {
+    float *to = kind == 0 ? model_adam_m(run->model) : model_adam_v(run->model);
+    for (int i = 0; good && i < model_param_number(run->model); i++) {
+      const struct param *p = model_param(run->model, i);
+      good = read_tensor(k, p, kind == 0 ? "adam_m" : "adam_v", DTYPE_F32, host, e);
+      if (!good) break;
+      run->device->k->upload(run->device, to + p->offset, host, (size_t)(p->rows * p->cols) * sizeof *host);
+      good = run->device->k->synchronize(run->device, e);
+    }
+  }
+  free(host);
+  return good;
+}
+
+static bool hash_from_json(const json_t *value, struct hash *out) {
+  const char *text = json_string_value(value);
+  return text && sscanf(text, "%16" SCNx64 "%16" SCNx64, &out->high, &out->low) == 2;
+}
+
+/* Logs every key whose value differs; both texts are dumps of the same table. */
+static void report_changes(const char *was, const char *is) {
+  char section[64] = "";
+  while (*was && *is) {
+    const size_t n = strcspn(was, "\n"), m = strcspn(is, "\n");
+    if (*is != ' ') snprintf(section, sizeof section, "%.*s", (int)strcspn(is, ":\n"), is);
+    if (n != m || memcmp(was, is, n) != 0)
+      log_info("configuration changed since the checkpoint: %s: %.*s -> %.*s", section, (int)n, was, (int)m, is);
+    was += n + (was[n] == '\n');
+    is += m + (is[m] == '\n');
+  }
+}
+
+static bool read_counters(struct run *run, struct checkpoint *k, struct error *e) {
+  json_error_t where;
+  json_t *meta = json_loads(checkpoint_meta(k), 0, &where);
+  if (!meta)
+    return error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta is not JSON: %s", checkpoint_path(k), where.text);
+  struct hash digest = {0};
+  bool good = json_integer_value(json_object_get(meta, "format")) == META_FORMAT &&
+              hash_from_json(json_object_get(meta, "train_digest"), &digest) &&
+              hash_from_json(json_object_get(meta, "init_hash"), &run->init_hash);
+  if (!good) {
+    error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta of another format", checkpoint_path(k));
+  } else if (!hash_equal(digest, stream_info(run->train)->digest)) {
+    char was[HASH_TEXT], is[HASH_TEXT];
+    hash_text(digest, was);
+    hash_text(stream_info(run->train)->digest, is);
+    if (run->config.data.allow_change) {
+      log_warning("the training stream changed: digest %s -> %s (data.allow_change)", was, is);
+    } else {
+      good = error_set(e, ERROR_DATA, "the training stream %s is not the one this run read: digest %s, now %s",
+                       run->config.data.train, was, is);
+      error_hint(e, "restore the stream, or allow it with --set data.allow_change=true");
+    }
+  }
+  if (good) {
+    run->update = json_integer_value(json_object_get(meta, "update"));
+    run->applied = json_integer_value(json_object_get(meta, "applied"));
+    run->samples = json_integer_value(json_object_get(meta, "samples"));
+    detector_from_json(&run->divergence.loss, json_object_get(meta, "loss_window"));
+    detector_from_json(&run->divergence.grad_norm, json_object_get(meta, "grad_norm_window"));
+    const char *config = json_string_value(json_object_get(meta, "config"));
+    if (config && run->rank == 0) report_changes(config, run->config_text);
+  }
+  json_decref(meta);
+  return good;
+}
+
+char *state_saved_config(const struct checkpoint *k, struct error *e) {
+  json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
+  const char *text = json_string_value(json_object_get(meta, "config"));
+  char *copy = text ? strdup(text) : NULL;
+  if (!copy) error_set(e, ERROR_CHECKPOINT, "checkpoint %s carries no configuration", checkpoint_path(k));
+  json_decref(meta);
+  return copy;
+}
+
+/* Rank 0 chooses; the others open what it chose. */
+static bool choose(struct run *run, enum resume_kind kind, const char *path, struct checkpoint **out, struct error *e) {
+  char folder[1024], chosen[1024] = "";
+  state_folder(run, folder, sizeof folder);
+  *out = NULL;
+  bool good = true;
+  if (run->rank == 0) {
+    char steps[256];
+    checkpoint_list(folder, steps, sizeof steps);
+    if (kind == RESUME_PATH) {
+      *out = checkpoint_open(path, true, e);
+      good = *out != NULL;
+      if (!good && steps[0]) error_hint(e, "%s holds: %s", folder, steps);
+    } else if (kind == RESUME_AUTO) {
+      e->code = ERROR_NONE;
+      *out = checkpoint_open_newest(folder, e);
+      good = *out != NULL || e->code == ERROR_NONE;
+    } else if (steps[0]) {
+      good = error_set(e, ERROR_CONFIG, "--resume none, but %s holds checkpoints: %s", folder, steps);
+      error_hint(e, "choose another run.folder, or remove that one");
+    }
+    if (*out) snprintf(chosen, sizeof chosen, "%s", checkpoint_path(*out));
+  }
+  if (!comm_agree(run->comm, good, e)) return false;
+  if (!comm_broadcast(run->comm, chosen, sizeof chosen, 0, e)) return false;
+  if (run->rank != 0 && chosen[0]) {
+    *out = checkpoint_open(chosen, false, e);
+    good = *out != NULL;
+  }
+  return comm_agree(run->comm, good, e);
+}
+
+bool state_restore(struct run *run, enum resume_kind kind, const char *path, bool *resumed, struct error *e) {
+  struct checkpoint *k;
+  *resumed = false;
+  bool good = choose(run, kind, path, &k, e);
+  if (k) {
+    good = good && comm_agree(run->comm, read_weights(run, k, e) && read_moments(run, k, e) && read_counters(run, k, e), e);
+    if (good) {
+      *resumed = true;
+      model_refresh_weights(run->model);
+      if (run->rank == 0) log_info("resumed from %s at update %" PRId64, checkpoint_path(k), run->update);
+    }
+    checkpoint_close(k);
+  }
+  return good;
+}

@@ -1,0 +1,39 @@
+/* Run state in and out of checkpoints.
+ *
+ * Every rank writes its share of the rows of every tensor (parameters or their
+ * FP32 masters, AdamW moments); the counters, the divergence windows, the
+ * configuration and the digests travel as the checkpoint's meta text.
+ */
+#ifndef FP4D_TRAINER_STATE_H
+#define FP4D_TRAINER_STATE_H
+
+#include "checkpoints/checkpoint.h"
+#include "trainer/run.h"
+
+/* This rank's share, staged in host memory; made once, at start-up. */
+struct state;
+struct state *state_open(struct run *run, struct error *e);
+void state_close(struct state *s);
+
+/* Saves after run->update; all ranks. On failure older checkpoints stay. */
+bool state_save(struct state *s, struct run *run, struct error *e);
+
+/* Which checkpoint a start continues from. */
+enum resume_kind { RESUME_AUTO, RESUME_NONE, RESUME_PATH };
+
+/* Restores tensors and counters per `kind` ("auto": the newest whole one of the
+ * run's folder, a fresh start if there is none at all).  *resumed tells whether
+ * anything was restored.  Changed configuration keys are logged old -> new; a
+ * changed training stream is refused unless data.allow_change. */
+bool state_restore(struct run *run, enum resume_kind kind, const char *path, bool *resumed, struct error *e);
+
+/* Parameters alone, for `eval` and `generate`, from an opened checkpoint. */
+bool state_read_parameters(struct run *run, struct checkpoint *k, struct error *e);
+
+/* The configuration that a checkpoint was written under, as YAML; malloc'ed. */
+char *state_saved_config(const struct checkpoint *k, struct error *e);
+
+/* RUN.FOLDER/checkpoints into text. */
+void state_folder(const struct run *run, char *text, int size);
+
+#endif
