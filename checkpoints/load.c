@@ -1,0 +1,162 @@
+/* Loading: any slicing is read back into any other. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "checkpoints/checkpoint.h"
+#include "checkpoints/hdf5.h"
+#include "checkpoints/manifest.h"
+#include "checkpoints/store.h"
+
+struct checkpoint {
+  char path[STORE_PATH];
+  struct manifest manifest;
+  struct hdf5_file **files; /* manifest.n_files */
+  struct tensor_slice *tensors; /* distinct names */
+  int n_tensors;
+};
+
+static int by_name(const void *a, const void *b) {
+  return strcmp(((const struct tensor_slice *)a)->name, ((const struct tensor_slice *)b)->name);
+}
+
+/* The distinct tensors of all files; the same name must have one shape. */
+static bool collect(struct checkpoint *k, struct error *e) {
+  size_t total = 0;
+  for (int i = 0; i < k->manifest.n_files; i++) total += (size_t)hdf5_slice_count(k->files[i]);
+  k->tensors = calloc(total ? total : 1, sizeof *k->tensors);
+  if (!k->tensors) return error_set(e, ERROR_SYSTEM, "out of memory");
+  size_t n = 0;
+  for (int i = 0; i < k->manifest.n_files; i++)
+    for (int j = 0; j < hdf5_slice_count(k->files[i]); j++) k->tensors[n++] = *hdf5_slice(k->files[i], j);
+  qsort(k->tensors, n, sizeof *k->tensors, by_name);
+  for (size_t i = 0; i < n; i++) {
+    struct tensor_slice *last = k->n_tensors > 0 ? &k->tensors[k->n_tensors - 1] : NULL;
+    const struct tensor_slice *s = &k->tensors[i];
+    if (last && strcmp(last->name, s->name) == 0) {
+      if (last->global_rows != s->global_rows || last->cols != s->cols || last->dtype != s->dtype)
+        return error_set(e, ERROR_CHECKPOINT, "%s: slices of %s disagree about its shape", k->path, s->name);
+      continue;
+    }
+    k->tensors[k->n_tensors++] = *s;
+  }
+  for (int i = 0; i < k->n_tensors; i++) { /* seen as whole tensors */
+    k->tensors[i].first_row = 0;
+    k->tensors[i].rows = k->tensors[i].global_rows;
+  }
+  return true;
+}
+
+struct checkpoint *checkpoint_open(const char *path, bool verify, struct error *e) {
+  struct checkpoint *k = calloc(1, sizeof *k);
+  if (!k) {
+    error_set(e, ERROR_SYSTEM, "out of memory");
+    return NULL;
+  }
+  snprintf(k->path, sizeof k->path, "%s", path);
+  bool good = manifest_read(path, verify, &k->manifest, e);
+  if (good) {
+    k->files = calloc((size_t)k->manifest.n_files, sizeof *k->files);
+    good = k->files != NULL || error_set(e, ERROR_SYSTEM, "out of memory");
+  }
+  for (int i = 0; good && i < k->manifest.n_files; i++) {
+    char name[STORE_PATH + 80];
+    snprintf(name, sizeof name, "%s/%s", path, k->manifest.files[i].name);
+    k->files[i] = hdf5_open(name, e);
+    good = k->files[i] != NULL;
+  }
+  if (good && collect(k, e)) return k;
+  checkpoint_close(k);
+  return NULL;
+}
+
+struct checkpoint *checkpoint_open_newest(const char *folder, struct error *e) {
+  int64_t *updates;
+  int n;
+  if (!store_list(folder, &updates, &n, e)) return NULL;
+  struct checkpoint *k = NULL;
+  struct error newest = {0};
+  for (int i = n - 1; i >= 0 && !k; i--) {
+    char path[STORE_PATH];
+    struct error damage;
+    store_step_path(folder, updates[i], path);
+    k = checkpoint_open(path, true, &damage);
+    if (!k) log_warning("checkpoint passed over: %s", damage.message);
+    if (!k && i == n - 1) newest = damage;
+  }
+  free(updates);
+  if (!k && n > 0) {
+    error_set(e, ERROR_CHECKPOINT, "%s holds no whole checkpoint; the newest: %s", folder, newest.message);
+    error_hint(e, "move the folder away to start from the beginning");
+  } else if (!k) {
+    e->code = ERROR_NONE;
+  }
+  return k;
+}
+
+const char *checkpoint_path(const struct checkpoint *k) { return k->path; }
+int64_t checkpoint_update(const struct checkpoint *k) { return k->manifest.update; }
+const char *checkpoint_meta(const struct checkpoint *k) { return k->manifest.meta; }
+int checkpoint_tensor_count(const struct checkpoint *k) { return k->n_tensors; }
+const struct tensor_slice *checkpoint_tensor(const struct checkpoint *k, int i) { return &k->tensors[i]; }
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static bool same_tensor(const struct checkpoint *k, const struct tensor_slice *want, struct error *e) {
+  const struct tensor_slice *have = k->n_tensors > 0 ? bsearch(want, k->tensors, (size_t)k->n_tensors, sizeof *want, by_name) : NULL;
+  if (!have) return error_set(e, ERROR_CHECKPOINT, "%s holds no tensor %s", k->path, want->name);
+  if (have->global_rows != want->global_rows || have->cols != want->cols || have->dtype != want->dtype) {
+    error_set(e, ERROR_CHECKPOINT, "%s: %s is [%" PRId64 ", %" PRId64 "] %s, the model wants [%" PRId64 ", %" PRId64 "] %s",
+              k->path, want->name, have->global_rows, have->cols, dtype_name(have->dtype), want->global_rows, want->cols,
+              dtype_name(want->dtype));
+    return error_hint(e, "the checkpoint is of another model or another train.param_dtype");
+  }
+  return true;
+}
+
+/* Reads the rows of `want` that each file has; all of them must be found. */
+static bool read_slice(struct checkpoint *k, const struct tensor_slice *want, struct error *e) {
+  int64_t found = 0;
+  for (int i = 0; i < k->manifest.n_files; i++)
+    for (int j = 0; j < hdf5_slice_count(k->files[i]); j++) {
+      const struct tensor_slice *s = hdf5_slice(k->files[i], j);
+      if (strcmp(s->name, want->name) != 0) continue;
+      const int64_t first = larger(s->first_row, want->first_row);
+      const int64_t end = smaller(s->first_row + s->rows, want->first_row + want->rows);
+      if (first >= end) continue;
+      char *to = (char *)want->data + (size_t)((first - want->first_row) * want->cols) * dtype_bytes(want->dtype);
+      if (!hdf5_read(k->files[i], j, first - s->first_row, end - first, to, e)) return false;
+      found += end - first;
+    }
+  return found == want->rows || error_set(e, ERROR_CHECKPOINT, "%s: only %" PRId64 " of %" PRId64 " rows of %s are there",
+                                          k->path, found, want->rows, want->name);
+}
+
+bool checkpoint_read(struct checkpoint *k, const struct tensor_slice *slices, int n_slices, struct error *e) {
+  for (int i = 0; i < n_slices; i++)
+    if (!same_tensor(k, &slices[i], e) || !read_slice(k, &slices[i], e)) return false;
+  return true;
+}
+
+void checkpoint_close(struct checkpoint *k) {
+  if (!k) return;
+  for (int i = 0; k->files && i < k->manifest.n_files; i++) hdf5_close(k->files[i]);
+  free(k->files);
+  free(k->tensors);
+  manifest_free(&k->manifest);
+  free(k);
+}
+
+void checkpoint_list(const char *folder, char *text, int size) {
+  int64_t *updates;
+  int n;
+  struct error ignored;
+  text[0] = 0;
+  if (!store_list(folder, &updates, &n, &ignored)) return;
+  for (int i = 0, at = 0; i < n && at < size; i++)
+    at += snprintf(text + at, (size_t)(size - at), "%sstep-%08" PRId64, i ? ", " : "", updates[i]);
+  free(updates);
+}

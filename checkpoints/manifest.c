@@ -1,0 +1,123 @@
+#include "checkpoints/manifest.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+
+enum { MANIFEST_LIMIT = 256 << 20 };
+
+bool manifest_measure(const char *path, struct manifest_file *f, struct error *e) {
+  enum { PIECE = 1 << 20 };
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return error_errno(e, ERROR_CHECKPOINT, "cannot open %s", path);
+  char *piece = malloc(PIECE);
+  struct hash_state *state = piece ? hash_open() : NULL;
+  bool good = state != NULL || error_set(e, ERROR_SYSTEM, "out of memory");
+  f->bytes = 0;
+  while (good) {
+    ssize_t n = read(fd, piece, PIECE);
+    if (n < 0) good = error_errno(e, ERROR_CHECKPOINT, "cannot read %s", path);
+    if (n <= 0) break;
+    hash_feed(state, piece, (size_t)n);
+    f->bytes += n;
+  }
+  if (state) f->hash = hash_close(state);
+  free(piece);
+  close(fd);
+  return good;
+}
+
+bool manifest_write(const char *folder, const struct manifest *m, struct error *e) {
+  json_t *o = json_object(), *files = json_array();
+  json_object_set_new(o, "format", json_string("fp4d-checkpoint"));
+  json_object_set_new(o, "version", json_integer(MANIFEST_VERSION));
+  json_object_set_new(o, "update", json_integer(m->update));
+  for (int i = 0; i < m->n_files; i++) {
+    char text[HASH_TEXT];
+    hash_text(m->files[i].hash, text);
+    json_array_append_new(files, json_pack("{s:s, s:I, s:s}", "name", m->files[i].name, "bytes",
+                                           (json_int_t)m->files[i].bytes, "xxh3_128", text));
+  }
+  json_object_set_new(o, "files", files);
+  json_object_set_new(o, "meta", json_string(m->meta));
+  char *text = json_dumps(o, JSON_INDENT(1));
+  json_decref(o);
+  if (!text) return error_set(e, ERROR_SYSTEM, "out of memory for the manifest");
+  char path[1200];
+  snprintf(path, sizeof path, "%s/manifest.json", folder);
+  bool good = file_publish(path, text, strlen(text), ERROR_CHECKPOINT, e);
+  free(text);
+  return good;
+}
+
+static bool parse_file(const json_t *entry, struct manifest_file *f) {
+  const char *name = json_string_value(json_object_get(entry, "name"));
+  const char *hash = json_string_value(json_object_get(entry, "xxh3_128"));
+  const json_t *bytes = json_object_get(entry, "bytes");
+  if (!name || !hash || !json_is_integer(bytes) || strlen(name) >= sizeof f->name || strchr(name, '/')) return false;
+  snprintf(f->name, sizeof f->name, "%s", name);
+  f->bytes = json_integer_value(bytes);
+  return strlen(hash) == 32 && sscanf(hash, "%16" SCNx64 "%16" SCNx64, &f->hash.high, &f->hash.low) == 2;
+}
+
+static bool parse(const json_t *o, struct manifest *m) {
+  const char *format = json_string_value(json_object_get(o, "format"));
+  const char *meta = json_string_value(json_object_get(o, "meta"));
+  const json_t *files = json_object_get(o, "files");
+  if (!format || strcmp(format, "fp4d-checkpoint") != 0 || !meta || !json_is_array(files) ||
+      json_integer_value(json_object_get(o, "version")) != MANIFEST_VERSION || json_array_size(files) == 0 ||
+      json_array_size(files) > 1 << 20)
+    return false;
+  m->update = json_integer_value(json_object_get(o, "update"));
+  m->meta = strdup(meta);
+  m->files = calloc(json_array_size(files), sizeof *m->files);
+  if (!m->meta || !m->files) return false;
+  for (size_t i = 0; i < json_array_size(files); i++)
+    if (!parse_file(json_array_get(files, i), &m->files[m->n_files++])) return false;
+  return true;
+}
+
+static bool check_file(const char *folder, const struct manifest_file *f, bool verify, struct error *e) {
+  char path[1200];
+  snprintf(path, sizeof path, "%s/%s", folder, f->name);
+  int64_t bytes = file_size(path);
+  if (bytes < 0) return error_set(e, ERROR_CHECKPOINT, "%s is missing", path);
+  if (bytes != f->bytes)
+    return error_set(e, ERROR_CHECKPOINT, "%s has %" PRId64 " bytes, the manifest says %" PRId64, path, bytes, f->bytes);
+  if (!verify) return true;
+  struct manifest_file now;
+  if (!manifest_measure(path, &now, e)) return false;
+  return hash_equal(now.hash, f->hash) || error_set(e, ERROR_CHECKPOINT, "%s is damaged: its checksum differs from the manifest's", path);
+}
+
+bool manifest_read(const char *folder, bool verify, struct manifest *m, struct error *e) {
+  char path[1200], *text;
+  size_t bytes;
+  memset(m, 0, sizeof *m);
+  snprintf(path, sizeof path, "%s/manifest.json", folder);
+  if (!file_read(path, MANIFEST_LIMIT, ERROR_CHECKPOINT, &text, &bytes, e)) return false;
+  json_error_t where;
+  json_t *o = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &where);
+  free(text);
+  bool good = o != NULL && parse(o, m);
+  if (!o)
+    error_set(e, ERROR_CHECKPOINT, "%s:%d: %s", path, where.line, where.text);
+  else if (!good)
+    error_set(e, ERROR_CHECKPOINT, "%s is not a manifest of version %d", path, MANIFEST_VERSION);
+  json_decref(o);
+  for (int i = 0; good && i < m->n_files; i++) good = check_file(folder, &m->files[i], verify, e);
+  if (!good) manifest_free(m);
+  return good;
+}
+
+void manifest_free(struct manifest *m) {
+  free(m->files);
+  free(m->meta);
+  memset(m, 0, sizeof *m);
+}

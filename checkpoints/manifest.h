@@ -1,0 +1,35 @@
+/* manifest.json: what makes a folder a checkpoint. Written last. */
+#ifndef FP4D_CHECKPOINTS_MANIFEST_H
+#define FP4D_CHECKPOINTS_MANIFEST_H
+
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/hash.h"
+
+enum { MANIFEST_VERSION = 1 };
+
+struct manifest_file {
+  char name[64];
+  int64_t bytes;
+  struct hash hash;
+};
+
+struct manifest {
+  int64_t update;
+  struct manifest_file *files; /* one a rank, in rank order */
+  int n_files;
+  char *meta; /* JSON text */
+};
+
+/* Publishes FOLDER/manifest.json (base/file.h: whole or not at all). */
+bool manifest_write(const char *folder, const struct manifest *m, struct error *e);
+
+/* Reads it and compares every file's size; with `verify` also its hash. */
+bool manifest_read(const char *folder, bool verify, struct manifest *m, struct error *e);
+void manifest_free(struct manifest *m);
+
+/* Size and XXH3-128 of a file. */
+bool manifest_measure(const char *path, struct manifest_file *f, struct error *e);
+
+#endif

@@ -1,0 +1,154 @@
+#include "checkpoints/store.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+
+void store_step_path(const char *folder, int64_t update, char path[STORE_PATH]) {
+  snprintf(path, STORE_PATH, "%s/step-%08" PRId64, folder, update);
+}
+
+void store_temporary_path(const char *folder, int64_t update, char path[STORE_PATH]) {
+  snprintf(path, STORE_PATH, "%s/step-%08" PRId64 ".tmp", folder, update);
+}
+
+/* "step-00000007" -> 7; -1 for every other name. */
+static int64_t step_of(const char *name) {
+  if (strncmp(name, "step-", 5) != 0 || name[5] == 0) return -1;
+  char *end;
+  errno = 0;
+  long long n = strtoll(name + 5, &end, 10);
+  return *end == 0 && errno == 0 && n >= 0 ? n : -1;
+}
+
+static int ascending(const void *a, const void *b) {
+  int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+  return (x > y) - (x < y);
+}
+
+/* Calls each(folder, name) for every entry; absent folder: none. */
+static bool scan(const char *folder, bool (*each)(void *context, const char *name, struct error *e), void *context,
+                 struct error *e) {
+  DIR *d = opendir(folder);
+  if (!d) return errno == ENOENT || error_errno(e, ERROR_CHECKPOINT, "cannot read %s", folder);
+  bool good = true;
+  for (;;) {
+    errno = 0;
+    const struct dirent *entry = readdir(d);
+    if (!entry) {
+      if (errno != 0) good = error_errno(e, ERROR_CHECKPOINT, "cannot read %s", folder);
+      break;
+    }
+    good = each(context, entry->d_name, e);
+    if (!good) break;
+  }
+  closedir(d);
+  return good;
+}
+
+struct listing {
+  int64_t *updates;
+  int n, room;
+};
+
+static bool list_entry(void *context, const char *name, struct error *e) {
+  struct listing *l = context;
+  int64_t step = step_of(name);
+  if (step < 0) return true;
+  if (l->n == l->room) {
+    int room = l->room ? 2 * l->room : 16;
+    int64_t *more = realloc(l->updates, (size_t)room * sizeof *more);
+    if (!more) return error_set(e, ERROR_SYSTEM, "out of memory");
+    l->updates = more;
+    l->room = room;
+  }
+  l->updates[l->n++] = step;
+  return true;
+}
+
+bool store_list(const char *folder, int64_t **updates, int *n, struct error *e) {
+  struct listing l = {0};
+  bool good = scan(folder, list_entry, &l, e);
+  if (good && l.n > 0) qsort(l.updates, (size_t)l.n, sizeof *l.updates, ascending);
+  if (!good) {
+    free(l.updates);
+    l = (struct listing){0};
+  }
+  *updates = l.updates;
+  *n = l.n;
+  return good;
+}
+
+/* A checkpoint of the same update is already there (a run went back and came
+ * here again): it steps aside and goes when the new one is in place. */
+static bool step_aside(const char *folder, int64_t update, char aside[STORE_PATH], struct error *e) {
+  char path[STORE_PATH];
+  store_step_path(folder, update, path);
+  snprintf(aside, STORE_PATH, "%s/replaced-%08" PRId64 ".tmp", folder, update);
+  if (rename(path, aside) == 0) return true;
+  aside[0] = 0;
+  return errno == ENOENT || error_errno(e, ERROR_CHECKPOINT, "cannot replace %s", path);
+}
+
+static bool point_latest(const char *folder, int64_t update, struct error *e) {
+  char link[STORE_PATH], latest[STORE_PATH], target[64];
+  snprintf(target, sizeof target, "step-%08" PRId64, update);
+  snprintf(link, sizeof link, "%s/latest.tmp", folder);
+  snprintf(latest, sizeof latest, "%s/latest", folder);
+  if (unlink(link) != 0 && errno != ENOENT) return error_errno(e, ERROR_CHECKPOINT, "cannot remove %s", link);
+  if (symlink(target, link) != 0 || rename(link, latest) != 0)
+    return error_errno(e, ERROR_CHECKPOINT, "cannot point %s at %s", latest, target);
+  return file_sync_folder(folder, ERROR_CHECKPOINT, e);
+}
+
+bool store_publish(const char *folder, int64_t update, struct error *e) {
+  char temporary[STORE_PATH], path[STORE_PATH], aside[STORE_PATH];
+  store_temporary_path(folder, update, temporary);
+  store_step_path(folder, update, path);
+  if (!file_sync_folder(temporary, ERROR_CHECKPOINT, e)) return false;
+  if (!step_aside(folder, update, aside, e)) return false;
+  if (rename(temporary, path) != 0)
+    return error_errno(e, ERROR_CHECKPOINT, "cannot rename %s to %s", temporary, path);
+  if (!file_sync_folder(folder, ERROR_CHECKPOINT, e)) return false;
+  if (aside[0] && !file_remove_tree(aside, ERROR_CHECKPOINT, e)) return false;
+  return point_latest(folder, update, e);
+}
+
+bool store_prune(const char *folder, int keep, struct error *e) {
+  if (keep <= 0) return true;
+  int64_t *updates;
+  int n;
+  if (!store_list(folder, &updates, &n, e)) return false;
+  bool good = true;
+  for (int i = 0; good && i < n - keep; i++) {
+    char path[STORE_PATH], manifest[STORE_PATH + 16];
+    store_step_path(folder, updates[i], path);
+    snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
+    if (unlink(manifest) != 0 && errno != ENOENT)
+      good = error_errno(e, ERROR_CHECKPOINT, "cannot remove %s", manifest);
+    good = good && file_remove_tree(path, ERROR_CHECKPOINT, e);
+  }
+  free(updates);
+  return good;
+}
+
+static bool clean_entry(void *context, const char *name, struct error *e) {
+  const char *folder = context;
+  const size_t n = strlen(name);
+  if (n < 4 || strcmp(name + n - 4, ".tmp") != 0) return true;
+  char path[STORE_PATH];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  return file_remove_tree(path, ERROR_CHECKPOINT, e);
+}
+
+bool store_clean(const char *folder, struct error *e) {
+  char copy[STORE_PATH];
+  snprintf(copy, sizeof copy, "%s", folder);
+  return scan(folder, clean_entry, copy, e);
+}

@@ -1,0 +1,30 @@
+/* A folder of checkpoints: step-00000003, step-00000006, …, latest. */
+#ifndef FP4D_CHECKPOINTS_STORE_H
+#define FP4D_CHECKPOINTS_STORE_H
+
+#include <stdint.h>
+
+#include "base/error.h"
+
+enum { STORE_PATH = 1024 };
+
+/* FOLDER/step-N, FOLDER/step-N.tmp. */
+void store_step_path(const char *folder, int64_t update, char path[STORE_PATH]);
+void store_temporary_path(const char *folder, int64_t update, char path[STORE_PATH]);
+
+/* Updates of the steps present, ascending, malloc'ed; *n 0 (and NULL) where the
+ * folder is absent or holds none. Folders without a manifest are listed too:
+ * whether they are whole is for checkpoint_open to say. */
+bool store_list(const char *folder, int64_t **updates, int *n, struct error *e);
+
+/* Makes a fully written temporary folder the checkpoint of `update` and points
+ * `latest` at it; durable when it returns. */
+bool store_publish(const char *folder, int64_t update, struct error *e);
+
+/* Removes all but the newest `keep` steps (0: none), manifest first. */
+bool store_prune(const char *folder, int keep, struct error *e);
+
+/* Removes temporaries that an earlier process left. */
+bool store_clean(const char *folder, struct error *e);
+
+#endif
