@@ -109,6 +109,11 @@ void model_forward_backward(struct model *m, const struct micro_batch *b, float 
 /* Logits [vocab] (FP32, device) at token row `row` of the batch. */
 void model_logits(struct model *m, const struct micro_batch *b, int64_t row, float *logits);
 
+/* Tells when a phase of the computation begins (for timing and for reports of
+ * where a rank stands). NULL: nobody listens. */
+enum model_phase { MODEL_FORWARD, MODEL_HEAD, MODEL_BACKWARD };
+void model_on_phase(struct model *m, void (*begin)(void *context, enum model_phase phase), void *context);
+
 /* ---- what was seen ------------------------------------------------------ */
 struct model_signals {
   float max_logit;                                        /* attention, scaled */
