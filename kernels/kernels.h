@@ -95,7 +95,8 @@ enum draw_operand {
   DRAW_DY_GATE_UP = 3,
   DRAW_DY_DOWN = 4,
   DRAW_DY_HEAD = 5,
-  DRAW_PARAMETER = 16 /* stochastic rounding of BF16 parameters; layer = parameter number */
+  DRAW_PARAMETER = 16, /* stochastic rounding of BF16 parameters; layer = parameter number */
+  DRAW_INITIAL = 17    /* initial values; layer = parameter number, block = element / 4 */
 };
 
 /* Counts over quantised elements; operations add to them. */

@@ -41,7 +41,7 @@ struct route {
 
 /* What a YAML route (or a table row) says, still as words. */
 struct route_words {
-  const char *layers; /* "all", "1-27", "28-32", "last-4" */
+  const char *layers; /* "all", "5", "1-27", "28-32", "last-4", "all-but-last-4" */
   const char *fprop_x, *fprop_w, *dgrad_dy, *dgrad_w, *wgrad_x, *wgrad_dy; /* "mxfp4", "mxfp4/2d32", "mxfp4/sr", "same" */
   const char *hadamard; /* "none", "plain-16", "signed-16", "signed-32": both wgrad operands */
 };

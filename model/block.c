@@ -1,0 +1,76 @@
+/* A block, as its boundaries: each producer ends by writing the operands of the
+ * linear that follows, forward and backward. */
+#include "model/parts.h"
+
+void block_forward(struct model *m, struct block *b, const struct matrix *residual, const struct matrix *delta,
+                   const struct pass *p) {
+  const struct kernels *k = m->d->k;
+  struct device *d = m->d;
+  const struct attention_shape *shape = &m->extent.attention;
+  float eps = (float)m->config.norm_eps;
+  struct linear *qkv = &b->linear[LINEAR_QKV], *out = &b->linear[LINEAR_OUT];
+  struct linear *gate_up = &b->linear[LINEAR_GATE_UP], *down = &b->linear[LINEAR_DOWN];
+
+  /* (1) residual + RMSNorm -> QKV */
+  struct emission e = emission_of_x(m, qkv, p);
+  k->add_rmsnorm_forward(d, &e, delta ? &b->x_in : NULL, b->attention_rstd, residual, delta, &b->attention_gain, eps);
+  linear_forward(m, qkv, &b->qkv);
+
+  /* (2) QKV + RoPE -> attention -> output projection */
+  k->rope_forward(d, &b->qkv, m->cos_sin, shape);
+  k->attention_forward(d, &b->attended, b->lse, p->again ? NULL : m->max_logit, &b->qkv, shape);
+  e = emission_of_x(m, out, p);
+  e.plain = NULL; /* `attended` is the plain view */
+  if (e.row || e.column) k->quantise(d, &e, &b->attended);
+  linear_forward(m, out, &m->delta);
+
+  /* (4) residual -> next RMSNorm -> gate and up */
+  e = emission_of_x(m, gate_up, p);
+  k->add_rmsnorm_forward(d, &e, &b->x_mid, b->ffn_rstd, &b->x_in, &m->delta, &b->ffn_gain, eps);
+  linear_forward(m, gate_up, &b->gate_up);
+
+  /* (3) gated FFN; the stream after the block is not needed again */
+  e = emission_of_x(m, down, p);
+  k->swiglu_forward(d, &e, &b->gate_up);
+  if (!p->again) linear_forward(m, down, &m->delta);
+}
+
+void block_backward(struct model *m, struct block *b, struct block *below, const struct pass *p) {
+  const struct kernels *k = m->d->k;
+  struct device *d = m->d;
+  const struct attention_shape *shape = &m->extent.attention;
+  struct linear *qkv = &b->linear[LINEAR_QKV], *out = &b->linear[LINEAR_OUT];
+  struct linear *gate_up = &b->linear[LINEAR_GATE_UP], *down = &b->linear[LINEAR_DOWN];
+
+  if (b->recompute) {
+    struct pass again = {.b = p->b, .training = true, .again = true};
+    block_forward(m, b, &b->x_in, NULL, &again);
+  }
+
+  /* (3) gated FFN */
+  linear_backward(m, down, &m->d_act);
+  struct emission e = emission_of_dy(m, gate_up, b->layer, p);
+  k->swiglu_backward(d, &e, &m->d_act, &b->gate_up);
+  linear_backward(m, gate_up, &m->d_normed);
+
+  /* (4) RMSNorm; the stream's gradient is the dY of the output projection */
+  e = emission_of_dy(m, out, b->layer, p);
+  e.plain = &m->d_residual;
+  k->add_rmsnorm_backward(d, &e, b->d_ffn_gain, &m->d_normed, &m->d_residual, &b->x_mid, b->ffn_rstd, &b->ffn_gain);
+
+  /* (2) output projection <- attention <- RoPE */
+  linear_backward(m, out, &m->d_attended);
+  k->attention_backward(d, &m->d_qkv, &m->d_attended, &b->attended, b->lse, &b->qkv, shape);
+  e = emission_of_dy(m, qkv, b->layer, p);
+  k->rope_backward(d, &e, &m->d_qkv, m->cos_sin, shape);
+  linear_backward(m, qkv, &m->d_normed);
+
+  /* (1) RMSNorm; the stream's gradient is the dY of `down` in the block below */
+  if (below)
+    e = emission_of_dy(m, &below->linear[LINEAR_DOWN], below->layer, p);
+  else
+    e = (struct emission){0};
+  e.plain = &m->d_residual;
+  k->add_rmsnorm_backward(d, &e, b->d_attention_gain, &m->d_normed, &m->d_residual, &b->x_in, b->attention_rstd,
+                          &b->attention_gain);
+}

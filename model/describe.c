@@ -1,0 +1,93 @@
+/* What is executed, layer by layer: read off the operands as they were laid
+ * out, not off the route as it was asked for. */
+#include <stdio.h>
+#include <string.h>
+
+#include "model/parts.h"
+
+enum { LINE = 512 };
+
+static void append(char *line, const char *text) {
+  size_t used = strlen(line);
+  (void)snprintf(line + used, LINE - used, "%s", text);
+}
+
+static void append_operand(char *line, const char *what, const struct views *v, enum view view) {
+  char text[ENCODING_TEXT];
+  struct operand o = views_operand(v, view);
+  append(line, what);
+  append(line, encoding_text(&o.encoding, text, (int)sizeof text));
+}
+
+/* "fprop x … w … | dgrad dy … w … | wgrad dy … x …" */
+static void linear_text(const struct model *m, const struct linear *l, char *line) {
+  line[0] = '\0';
+  append_operand(line, "fprop x ", &l->x, VIEW_ROW);
+  append_operand(line, " w ", &l->w, VIEW_ROW);
+  if (!m->shape.training) return;
+  append_operand(line, " | dgrad dy ", &l->dy, VIEW_ROW);
+  append_operand(line, " w ", &l->w, VIEW_COLUMN);
+  append_operand(line, " | wgrad dy ", &l->dy, VIEW_COLUMN);
+  append_operand(line, " x ", &l->x, VIEW_COLUMN);
+}
+
+static bool blocks_alike(const struct model *m, int a, int b) {
+  char text_a[LINE], text_b[LINE];
+  for (int site = 0; site < LINEAR_SITES; site++) {
+    linear_text(m, &m->block[a].linear[site], text_a);
+    linear_text(m, &m->block[b].linear[site], text_b);
+    if (strcmp(text_a, text_b) != 0) return false;
+  }
+  return m->block[a].recompute == m->block[b].recompute;
+}
+
+/* The linears of blocks first..last (0-based), those with the same text on one line. */
+static void describe_blocks(const struct model *m, int first, int last, void (*line)(void *, const char *),
+                            void *context) {
+  bool done[LINEAR_SITES] = {false};
+  for (int site = 0; site < LINEAR_SITES; site++) {
+    char mine[LINE], other[LINE], text[LINE];
+    if (done[site]) continue;
+    linear_text(m, &m->block[first].linear[site], mine);
+    (void)snprintf(text, sizeof text, "blocks %d-%d  ", first + 1, last + 1);
+    for (int s = site; s < LINEAR_SITES; s++) {
+      linear_text(m, &m->block[first].linear[s], other);
+      if (strcmp(mine, other) != 0) continue;
+      if (s != site) append(text, ", ");
+      append(text, linear_name((enum linear_site)s));
+      done[s] = true;
+    }
+    append(text, ": ");
+    append(text, mine);
+    append(text, m->block[first].recompute ? "  recomputed  [" : "  [");
+    append(text, m->d->k->backend);
+    append(text, "]");
+    line(context, text);
+  }
+}
+
+void model_describe(const struct model *m, void (*line)(void *context, const char *text), void *context) {
+  int n_layers = (int)m->config.n_layers;
+  const char *backend = m->d->k->backend, *type = dtype_name(m->type);
+  for (int first = 0, last; first < n_layers; first = last + 1) {
+    last = first;
+    while (last + 1 < n_layers && blocks_alike(m, first, last + 1)) last++;
+    describe_blocks(m, first, last, line, context);
+  }
+  char text[LINE];
+  (void)snprintf(text, sizeof text, "blocks 1-%d  attention: qk %s, pv %s, d_out %s, softmax fp32  [%s]", n_layers,
+                 format_name(m->route.attention_qk), format_name(m->route.attention_pv),
+                 format_name(m->route.attention_d_out), backend);
+  line(context, text);
+  (void)snprintf(text, sizeof text, "residual stream, norms, rotary, silu: %s, computed in fp32  [%s]", type, backend);
+  line(context, text);
+  (void)snprintf(text, sizeof text, "head%s: x %s w %s, logits fp32 for %lld tokens at once%s%s  [%s]",
+                 m->config.tied ? " (tied)" : "", type, dtype_name(m->head.w.dtype), (long long)m->extent.head_chunk,
+                 m->shape.training ? ", d_logits " : "", m->shape.training ? dtype_name(m->head.d_logits.dtype) : "",
+                 backend);
+  line(context, text);
+  (void)snprintf(text, sizeof text, "parameters %s%s%s  [%s]", dtype_name(m->shape.param_dtype),
+                 m->shape.training && m->shape.master ? ", master fp32" : "",
+                 m->shape.training ? ", gradients and moments fp32" : "", backend);
+  line(context, text);
+}

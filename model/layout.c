@@ -1,0 +1,226 @@
+/* Where everything lies.  The same code measures and places: while measuring
+ * every pointer comes out NULL.
+ *
+ * What blocks share (recomputed activations, operands that live inside one
+ * block's pass) is laid out for each sharing block from the beginning of one
+ * region as large as the largest needs, so routes may differ by block. */
+#include "model/parts.h"
+
+static void *offset(void *base, int64_t elements, enum dtype type) {
+  return base ? (char *)base + (size_t)elements * dtype_bytes(type) : NULL;
+}
+
+static struct matrix matrix_at(void *data, enum dtype type, int64_t rows, int64_t cols) {
+  return (struct matrix){.data = data, .dtype = type, .rows = rows, .cols = cols};
+}
+
+static struct matrix matrix_take(struct arena *a, enum arena_category c, enum dtype type, int64_t rows,
+                                 int64_t cols) {
+  return matrix_at(arena_take(a, c, rows * cols, dtype_bytes(type)), type, rows, cols);
+}
+
+static float *floats_take(struct arena *a, enum arena_category c, int64_t n) { return arena_take(a, c, n, sizeof(float)); }
+
+/* A packed operand for `view` of a rows x cols source; nothing for a plain encoding. */
+static struct operand operand_take(struct arena *a, enum arena_category c, const struct encoding *encoding,
+                                   enum view view, int64_t rows, int64_t cols) {
+  struct operand o = {.view = view};
+  if (encoding_is_plain(encoding)) return o;
+  o.encoding = *encoding;
+  o.rows = view == VIEW_ROW ? rows : cols;
+  o.cols = view == VIEW_ROW ? cols : rows;
+  o.codes = arena_take(a, c, operand_code_bytes(encoding, o.rows, o.cols), 1);
+  o.scales = arena_take(a, c, operand_scale_bytes(encoding, o.rows, o.cols), 1);
+  return o;
+}
+
+/* ---- parameters ----------------------------------------------------------- */
+
+static struct matrix parameter(const struct model *m, int64_t first, int64_t rows, int64_t cols) {
+  return matrix_at(offset(m->params, first, m->shape.param_dtype), m->shape.param_dtype, rows, cols);
+}
+
+static float *gradient(const struct model *m, int64_t first) { return offset(m->gradients, first, DTYPE_F32); }
+
+static void place_parameters(struct model *m, struct arena *a) {
+  const struct model_shape *s = &m->shape;
+  m->params = arena_take(a, ARENA_PARAMETERS, m->elements, dtype_bytes(s->param_dtype));
+  if (s->training) {
+    if (s->master) m->master = floats_take(a, ARENA_MASTER, m->elements);
+    m->adam_m = floats_take(a, ARENA_ADAM_M, m->elements);
+    m->adam_v = floats_take(a, ARENA_ADAM_V, m->elements);
+    m->gradients = floats_take(a, ARENA_GRADIENTS, m->elements);
+  }
+  int64_t hidden = m->config.hidden_size, vocab = m->config.vocab_size;
+  m->embedding = parameter(m, 0, vocab, hidden);
+
+  struct head *h = &m->head;
+  int64_t norm = param_offset_norm(m), output = param_offset_head(m);
+  h->gain = parameter(m, norm, 1, hidden);
+  h->d_gain = gradient(m, norm);
+  h->source = parameter(m, output, vocab, hidden);
+  h->gradient = matrix_at(gradient(m, output), DTYPE_F32, vocab, hidden);
+
+  static const enum block_param first_of[LINEAR_SITES] = {P_WQ, P_WO, P_W1, P_W2};
+  for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
+    struct block *b = &m->block[layer];
+    int64_t attention_norm = param_offset(m, layer, P_ATTENTION_NORM), ffn_norm = param_offset(m, layer, P_FFN_NORM);
+    b->attention_gain = parameter(m, attention_norm, 1, hidden);
+    b->d_attention_gain = gradient(m, attention_norm);
+    b->ffn_gain = parameter(m, ffn_norm, 1, hidden);
+    b->d_ffn_gain = gradient(m, ffn_norm);
+    for (int site = 0; site < LINEAR_SITES; site++) {
+      struct linear *l = &b->linear[site];
+      struct linear_shape shape = linear_shape(&m->extent, (enum linear_site)site);
+      int64_t first = param_offset(m, layer, first_of[site]);
+      l->source = parameter(m, first, shape.n, shape.k);
+      l->gradient = matrix_at(gradient(m, first), DTYPE_F32, shape.n, shape.k);
+    }
+  }
+}
+
+/* The parameters serve as a plain operand themselves where their type is the
+ * activations'; else a copy does. */
+static struct matrix plain_weight(struct model *m, struct arena *a, const struct matrix *source) {
+  if (source->dtype == m->type) return *source;
+  return matrix_take(a, ARENA_WEIGHT_OPERANDS, m->type, source->rows, source->cols);
+}
+
+static void place_weight_operands(struct model *m, struct arena *a) {
+  bool training = m->shape.training;
+  for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
+    const struct linear_route *route = route_linear(&m->route, layer);
+    for (int site = 0; site < LINEAR_SITES; site++) {
+      struct linear *l = &m->block[layer].linear[site];
+      const struct encoding *row = &route->operand[FPROP_W], *column = &route->operand[DGRAD_W];
+      int64_t n = l->source.rows, k = l->source.cols;
+      l->w.row = operand_take(a, ARENA_WEIGHT_OPERANDS, row, VIEW_ROW, n, k);
+      if (training) l->w.column = operand_take(a, ARENA_WEIGHT_OPERANDS, column, VIEW_COLUMN, n, k);
+      if (encoding_is_plain(row) || (training && encoding_is_plain(column)))
+        l->w.plain = plain_weight(m, a, &l->source);
+    }
+  }
+  m->head.w = plain_weight(m, a, &m->head.source);
+}
+
+/* ---- activations ---------------------------------------------------------- */
+
+/* Of a block: what its backward reads. x_in is placed apart. */
+static void place_kept(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
+  const struct linear_route *route = route_linear(&m->route, b->layer);
+  int64_t tokens = m->extent.tokens, hidden = m->config.hidden_size;
+  b->attention_rstd = floats_take(a, c, tokens);
+  b->ffn_rstd = floats_take(a, c, tokens);
+  b->lse = floats_take(a, c, tokens * m->config.n_heads);
+  b->x_mid = matrix_take(a, c, m->type, tokens, hidden);
+  b->qkv = matrix_take(a, c, m->type, tokens, b->linear[LINEAR_QKV].source.rows);
+  b->attended = matrix_take(a, c, m->type, tokens, b->linear[LINEAR_OUT].source.cols);
+  b->gate_up = matrix_take(a, c, m->type, tokens, b->linear[LINEAR_GATE_UP].source.rows);
+  b->linear[LINEAR_OUT].x.plain = b->attended;
+  if (!m->shape.training) return;
+  for (int site = 0; site < LINEAR_SITES; site++) {
+    struct linear *l = &b->linear[site];
+    l->x.column = operand_take(a, c, &route->operand[WGRAD_X], VIEW_COLUMN, tokens, l->source.cols);
+    if (encoding_is_plain(&route->operand[WGRAD_X]) && site != LINEAR_OUT)
+      l->x.plain = matrix_take(a, c, m->type, tokens, l->source.cols);
+  }
+}
+
+/* Of a block: operands that live only inside its forward or its backward. */
+static void place_passing(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
+  const struct linear_route *route = route_linear(&m->route, b->layer);
+  int64_t tokens = m->extent.tokens;
+  for (int site = 0; site < LINEAR_SITES; site++) {
+    struct linear *l = &b->linear[site];
+    l->x.row = operand_take(a, c, &route->operand[FPROP_X], VIEW_ROW, tokens, l->source.cols);
+    bool kept = m->shape.training && encoding_is_plain(&route->operand[WGRAD_X]);
+    if (encoding_is_plain(&route->operand[FPROP_X]) && !kept && site != LINEAR_OUT)
+      l->x.plain = matrix_take(a, c, m->type, tokens, l->source.cols);
+  }
+  if (!m->shape.training) return;
+  bool plain = encoding_is_plain(&route->operand[DGRAD_DY]) || encoding_is_plain(&route->operand[WGRAD_DY]);
+  for (int site = 0; site < LINEAR_SITES; site++) {
+    struct linear *l = &b->linear[site];
+    if (site != LINEAR_DOWN) {
+      l->dy.row = operand_take(a, c, &route->operand[DGRAD_DY], VIEW_ROW, tokens, l->source.rows);
+      l->dy.column = operand_take(a, c, &route->operand[WGRAD_DY], VIEW_COLUMN, tokens, l->source.rows);
+    }
+    if (site == LINEAR_GATE_UP && plain) l->dy.plain = matrix_take(a, c, m->type, tokens, l->source.rows);
+  }
+  b->linear[LINEAR_QKV].dy.plain = m->d_qkv;
+  b->linear[LINEAR_OUT].dy.plain = b->linear[LINEAR_DOWN].dy.plain = m->d_residual;
+}
+
+/* Of a block: the dY of `down`, which the block above emits while its own operands live. */
+static void place_crossing(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
+  const struct linear_route *route = route_linear(&m->route, b->layer);
+  struct linear *l = &b->linear[LINEAR_DOWN];
+  l->dy.row = operand_take(a, c, &route->operand[DGRAD_DY], VIEW_ROW, m->extent.tokens, l->source.rows);
+  l->dy.column = operand_take(a, c, &route->operand[WGRAD_DY], VIEW_COLUMN, m->extent.tokens, l->source.rows);
+}
+
+typedef void place_block(struct model *m, struct block *b, struct arena *a, enum arena_category c);
+
+/* One region for all blocks (or for the recomputed ones). */
+static void place_shared(struct model *m, struct arena *a, bool recomputed_only, place_block *place) {
+  size_t largest = 0;
+  for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
+    struct arena trial = arena_measure();
+    if (recomputed_only && !m->block[layer].recompute) continue;
+    place(m, &m->block[layer], &trial, ARENA_TRANSIENT);
+    if (trial.used > largest) largest = trial.used;
+  }
+  void *region = arena_take(a, ARENA_TRANSIENT, (int64_t)largest, 1);
+  for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
+    struct arena part = region ? arena_over(region, largest) : arena_measure();
+    if (recomputed_only && !m->block[layer].recompute) continue;
+    place(m, &m->block[layer], &part, ARENA_TRANSIENT);
+  }
+}
+
+static void place_activations(struct model *m, struct arena *a) {
+  int64_t tokens = m->extent.tokens, hidden = m->config.hidden_size;
+  bool training = m->shape.training;
+  enum arena_category transient = ARENA_TRANSIENT;
+  m->cos_sin = floats_take(a, transient, m->shape.seq_len * m->config.head_dim);
+  m->delta = matrix_take(a, transient, m->type, tokens, hidden);
+  if (training) {
+    m->d_residual = matrix_take(a, transient, m->type, tokens, hidden);
+    m->d_normed = matrix_take(a, transient, m->type, tokens, hidden);
+    m->d_qkv = matrix_take(a, transient, m->type, tokens, m->block[0].linear[LINEAR_QKV].source.rows);
+    m->d_attended = matrix_take(a, transient, m->type, tokens, m->block[0].linear[LINEAR_OUT].source.cols);
+    m->d_act = matrix_take(a, transient, m->type, tokens, m->config.ffn_size);
+  }
+
+  struct matrix x_in = {0}; /* without training: one for all */
+  if (!training) x_in = matrix_take(a, transient, m->type, tokens, hidden);
+  for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
+    struct block *b = &m->block[layer];
+    b->x_in = training ? matrix_take(a, ARENA_ACTIVATIONS, m->type, tokens, hidden) : x_in;
+    if (training && !b->recompute) place_kept(m, b, a, ARENA_ACTIVATIONS);
+  }
+  place_shared(m, a, training, place_kept);
+  place_shared(m, a, false, place_passing);
+  if (training) place_shared(m, a, false, place_crossing);
+}
+
+static void place_head(struct model *m, struct arena *a) {
+  struct head *h = &m->head;
+  int64_t tokens = m->extent.tokens, hidden = m->config.hidden_size, vocab = m->config.vocab_size;
+  int64_t chunk = m->extent.head_chunk;
+  h->x_out = matrix_take(a, ARENA_HEAD, m->type, tokens, hidden);
+  h->normed = matrix_take(a, ARENA_HEAD, m->type, tokens, hidden);
+  h->rstd = floats_take(a, ARENA_HEAD, tokens);
+  h->logits = matrix_take(a, ARENA_HEAD, DTYPE_F32, chunk, vocab);
+  if (!m->shape.training) return;
+  h->d_logits = m->type == DTYPE_F32 ? h->logits : matrix_take(a, ARENA_HEAD, m->type, chunk, vocab);
+}
+
+void layout_model(struct model *m, struct arena *a) {
+  place_parameters(m, a);
+  place_weight_operands(m, a);
+  place_activations(m, a);
+  place_head(m, a);
+  m->max_logit = floats_take(a, ARENA_TRANSIENT, 1);
+  m->counts = arena_take(a, ARENA_TRANSIENT, TENSOR_COUNT * 2, sizeof *m->counts);
+}

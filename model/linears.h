@@ -1,0 +1,41 @@
+/* The four linears of a block, as the routes see them: one matrix each. */
+#ifndef FP4D_MODEL_LINEARS_H
+#define FP4D_MODEL_LINEARS_H
+
+#include "kernels/kernels.h"
+#include "model/route.h"
+
+enum linear_site { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, LINEAR_SITES };
+
+/* Y [tokens, n] = X [tokens, k] W [n, k]^T */
+struct linear_shape {
+  int64_t n, k;
+};
+
+static inline struct linear_shape linear_shape(const struct extent *x, enum linear_site site) {
+  int64_t query = x->attention.n_heads * x->attention.head_dim;
+  int64_t key_value = x->attention.n_kv_heads * x->attention.head_dim;
+  switch (site) {
+    case LINEAR_QKV: return (struct linear_shape){query + 2 * key_value, x->hidden_size};
+    case LINEAR_OUT: return (struct linear_shape){x->hidden_size, query};
+    case LINEAR_GATE_UP: return (struct linear_shape){2 * x->ffn_size, x->hidden_size};
+    case LINEAR_DOWN: return (struct linear_shape){x->hidden_size, x->ffn_size};
+    case LINEAR_SITES: break;
+  }
+  return (struct linear_shape){0, 0};
+}
+
+static inline const char *linear_name(enum linear_site site) {
+  static const char *const names[LINEAR_SITES] = {"qkv", "out", "gate_up", "down"};
+  return names[site];
+}
+
+/* "fprop x", … */
+extern const char *const operand_role_names[OPERAND_ROLE_COUNT];
+
+/* Blocks: elements that share a scale along the contraction, and whether the
+ * group is a square tile. */
+int block_size(enum block_geometry b);
+bool block_is_2d(enum block_geometry b);
+
+#endif

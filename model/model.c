@@ -1,0 +1,201 @@
+/* A model: made, run, looked at. */
+#include "model/model.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "model/parts.h"
+#include "model/problems.h"
+
+/* ---- making --------------------------------------------------------------- */
+
+static bool shape_check(const struct model_config *c, const struct route *r, const struct model_shape *s,
+                        struct error *e) {
+  struct problems p = {.error = e, .code = ERROR_CONFIG};
+  int64_t tokens = 0, widest = 0, blocks = 0;
+  int64_t qkv = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+  int64_t width = 2 * c->ffn_size > qkv ? 2 * c->ffn_size : qkv;
+  if (s->batch < 1) problems_add(&p, "batch %lld: must be at least 1", (long long)s->batch);
+  if (s->seq_len < 1) problems_add(&p, "seq_len %lld: must be at least 1", (long long)s->seq_len);
+  if (s->head_chunk < 1) problems_add(&p, "head_chunk %lld: must be at least 1 token", (long long)s->head_chunk);
+  if (s->batch >= 1 && s->seq_len >= 1 &&
+      (!checked_mul(s->batch, s->seq_len, &tokens) || tokens > INT32_MAX || !checked_mul(tokens, width, &widest)))
+    problems_add(&p, "batch %lld x seq_len %lld: at most 2^31 tokens", (long long)s->batch, (long long)s->seq_len);
+  else if (s->seq_len >= 1 && checked_mul(s->seq_len, width, &blocks) && blocks / 16 > UINT32_MAX)
+    problems_add(&p, "seq_len %lld: a sample has more than 2^32 blocks to draw for", (long long)s->seq_len);
+  if (s->recompute == RECOMPUTE_EVERY_NTH && s->recompute_every < 1)
+    problems_add(&p, "recompute_every %d: must be at least 1", s->recompute_every);
+  if (s->master && s->param_dtype != DTYPE_BF16)
+    problems_add(&p, "master weights: parameters are fp32 already");
+  if (r->activations == DTYPE_F32 && s->param_dtype != DTYPE_F32)
+    problems_add(&p, "route %s computes in fp32 and needs fp32 parameters", r->name);
+  return problems_none(&p);
+}
+
+static struct extent extent_of(const struct model_config *c, const struct model_shape *s) {
+  int64_t tokens = s->batch * s->seq_len;
+  return (struct extent){.tokens = tokens,
+                         .head_chunk = s->head_chunk < tokens ? s->head_chunk : tokens,
+                         .attention = {.batch = s->batch,
+                                       .seq_len = s->seq_len,
+                                       .n_heads = c->n_heads,
+                                       .n_kv_heads = c->n_kv_heads,
+                                       .head_dim = c->head_dim},
+                         .hidden_size = c->hidden_size,
+                         .ffn_size = c->ffn_size,
+                         .vocab_size = c->vocab_size};
+}
+
+static bool recomputed(const struct model_shape *s, int layer) {
+  if (!s->training || s->recompute == RECOMPUTE_NONE) return false;
+  return s->recompute == RECOMPUTE_ALL || (layer + 1) % s->recompute_every == 0;
+}
+
+static bool upload_rope(struct model *m, struct error *e) {
+  int64_t n = m->shape.seq_len * m->config.head_dim;
+  float *table = malloc((size_t)n * sizeof *table);
+  if (!table) return error_set(e, ERROR_SYSTEM, "no memory for %lld rotary angles", (long long)n);
+  rope_table(table, m->shape.seq_len, m->config.head_dim, m->config.rope_theta, &m->config.rope_scaling);
+  m->d->k->upload(m->d, m->cos_sin, table, (size_t)n * sizeof *table);
+  bool good = m->d->k->synchronize(m->d, e);
+  free(table);
+  return good;
+}
+
+struct model *model_create(struct device *d, struct arena *arena, const struct model_config *c,
+                           const struct route *r, const struct model_shape *s, struct error *e) {
+  if (!model_config_check(c, e) || !shape_check(c, r, s, e)) return NULL;
+  struct extent extent = extent_of(c, s);
+  if (!route_check(r, (int)c->n_layers, &extent, d, e)) {
+    error_context(e, "route %s", r->name);
+    return NULL;
+  }
+
+  struct model *m = calloc(1, sizeof *m);
+  if (m) {
+    m->param = calloc((size_t)params_number(c), sizeof *m->param);
+    m->block = calloc((size_t)c->n_layers, sizeof *m->block);
+    m->signals = calloc(1, sizeof *m->signals);
+    m->staging = malloc(MODEL_STAGING * sizeof *m->staging);
+  }
+  if (!m || !m->param || !m->block || !m->signals || !m->staging) {
+    model_destroy(m);
+    error_set(e, ERROR_SYSTEM, "no memory for a model's own records");
+    return NULL;
+  }
+  m->d = d;
+  m->config = *c;
+  m->shape = *s;
+  m->route = *r;
+  m->extent = extent;
+  m->type = r->activations;
+  m->n_params = params_number(c);
+  m->elements = model_config_param_count(c);
+  params_list(c, m->param);
+  static const uint32_t draws[LINEAR_SITES] = {DRAW_DY_QKV, DRAW_DY_OUT, DRAW_DY_GATE_UP, DRAW_DY_DOWN};
+  for (int layer = 0; layer < (int)c->n_layers; layer++) {
+    m->block[layer].layer = layer;
+    m->block[layer].recompute = recomputed(s, layer);
+    for (int site = 0; site < LINEAR_SITES; site++) m->block[layer].linear[site].draw = draws[site];
+  }
+
+  layout_model(m, arena);
+  int64_t scratch_bytes = d->k->scratch_bytes(d, &extent);
+  void *scratch = arena_take(arena, ARENA_SCRATCH, scratch_bytes, 1);
+  if (arena->exhausted) {
+    error_set(e, ERROR_SYSTEM, "the model does not fit: its arena has %zu bytes", arena->capacity);
+    error_hint(e, "`fp4d plan` prints what a configuration needs");
+    model_destroy(m);
+    return NULL;
+  }
+  if (!arena->base) return m;
+
+  d->k->set_scratch(d, scratch, scratch_bytes);
+  if (m->gradients) d->k->clear(d, m->gradients, (size_t)m->elements * sizeof(float));
+  if (!upload_rope(m, e)) {
+    model_destroy(m);
+    return NULL;
+  }
+  model_reset_signals(m);
+  return m;
+}
+
+void model_destroy(struct model *m) {
+  if (!m) return;
+  free(m->param);
+  free(m->block);
+  free(m->signals);
+  free(m->staging);
+  free(m);
+}
+
+/* ---- parameters ------------------------------------------------------------ */
+
+int model_param_number(const struct model *m) { return m->n_params; }
+const struct param *model_param(const struct model *m, int i) { return &m->param[i]; }
+int64_t model_param_elements(const struct model *m) { return m->elements; }
+void *model_params(const struct model *m) { return m->params; }
+float *model_master(const struct model *m) { return m->master; }
+float *model_adam_m(const struct model *m) { return m->adam_m; }
+float *model_adam_v(const struct model *m) { return m->adam_v; }
+float *model_gradients(const struct model *m) { return m->gradients; }
+
+void model_refresh_weights(struct model *m) {
+  for (int layer = 0; layer < (int)m->config.n_layers; layer++)
+    for (int site = 0; site < LINEAR_SITES; site++) linear_refresh(m, &m->block[layer].linear[site]);
+  head_refresh(m);
+}
+
+/* ---- computing -------------------------------------------------------------- */
+
+/* Embedding, blocks and the final norm. */
+static void run_forward(struct model *m, const struct pass *p) {
+  struct block *first = &m->block[0];
+  m->d->k->embedding_forward(m->d, &first->x_in, &m->embedding, p->b->inputs);
+  block_forward(m, first, &first->x_in, NULL, p);
+  for (int layer = 1; layer < (int)m->config.n_layers; layer++)
+    block_forward(m, &m->block[layer], &m->block[layer - 1].x_mid, &m->delta, p);
+  head_normalise(m);
+}
+
+void model_forward(struct model *m, const struct micro_batch *b, float *nll) {
+  struct pass p = {.b = b};
+  run_forward(m, &p);
+  head_loss(m, b->targets, nll);
+}
+
+void model_logits(struct model *m, const struct micro_batch *b, int64_t row, float *logits) {
+  struct pass p = {.b = b};
+  run_forward(m, &p);
+  head_logits(m, row, logits);
+}
+
+void model_forward_backward(struct model *m, const struct micro_batch *b, float grad_scale, float *nll) {
+  struct pass p = {.b = b, .training = true};
+  run_forward(m, &p);
+  head_loss_backward(m, &p, grad_scale, nll);
+  for (int layer = (int)m->config.n_layers - 1; layer >= 0; layer--)
+    block_backward(m, &m->block[layer], layer > 0 ? &m->block[layer - 1] : NULL, &p);
+  m->d->k->embedding_backward(m->d, m->gradients, &m->d_residual, b->inputs, m->config.vocab_size);
+}
+
+/* ---- what was seen ------------------------------------------------------------ */
+
+const struct model_signals *model_signals(const struct model *m) {
+  static const enum operand_role roles[TENSOR_COUNT][2] = {
+      [TENSOR_X] = {FPROP_X, WGRAD_X}, [TENSOR_W] = {FPROP_W, DGRAD_W}, [TENSOR_DY] = {DGRAD_DY, WGRAD_DY}};
+  struct quantise_counts seen[TENSOR_COUNT][2];
+  m->d->k->download(m->d, seen, m->counts, sizeof seen);
+  m->d->k->download(m->d, &m->signals->max_logit, m->max_logit, sizeof(float));
+  for (int t = 0; t < TENSOR_COUNT; t++)
+    for (int view = 0; view < 2; view++) m->signals->counts[roles[t][view]] = seen[t][view];
+  return m->signals;
+}
+
+void model_reset_signals(struct model *m) {
+  const float lowest = -INFINITY;
+  m->d->k->clear(m->d, m->counts, TENSOR_COUNT * 2 * sizeof *m->counts);
+  m->d->k->upload(m->d, m->max_logit, &lowest, sizeof lowest);
+}
