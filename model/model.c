@@ -19,7 +19,7 @@ static bool shape_check(const struct model_config *c, const struct route *r, con
   int64_t width = 2 * c->ffn_size > qkv ? 2 * c->ffn_size : qkv;
   if (s->batch < 1) problems_add(&p, "batch %lld: must be at least 1", (long long)s->batch);
   if (s->seq_len < 1) problems_add(&p, "seq_len %lld: must be at least 1", (long long)s->seq_len);
-  if (s->head_chunk < 1) problems_add(&p, "head_chunk %lld: must be at least 1 token", (long long)s->head_chunk);
+  if (s->head_chunk < 0) problems_add(&p, "head_chunk %lld: must not be negative", (long long)s->head_chunk);
   if (s->batch >= 1 && s->seq_len >= 1 &&
       (!checked_mul(s->batch, s->seq_len, &tokens) || tokens > INT32_MAX || !checked_mul(tokens, width, &widest)))
     problems_add(&p, "batch %lld x seq_len %lld: at most 2^31 tokens", (long long)s->batch, (long long)s->seq_len);
@@ -34,10 +34,18 @@ static bool shape_check(const struct model_config *c, const struct route *r, con
   return problems_none(&p);
 }
 
+/* As many tokens as keep the FP32 logits near 64 MiB, but enough rows for an
+ * efficient contraction. */
+static int64_t chosen_head_chunk(int64_t vocab_size) {
+  int64_t chunk = (1 << 24) / vocab_size / 32 * 32;
+  return chunk < 512 ? 512 : chunk;
+}
+
 static struct extent extent_of(const struct model_config *c, const struct model_shape *s) {
   int64_t tokens = s->batch * s->seq_len;
+  int64_t chunk = s->head_chunk ? s->head_chunk : chosen_head_chunk(c->vocab_size);
   return (struct extent){.tokens = tokens,
-                         .head_chunk = s->head_chunk < tokens ? s->head_chunk : tokens,
+                         .head_chunk = chunk < tokens ? chunk : tokens,
                          .attention = {.batch = s->batch,
                                        .seq_len = s->seq_len,
                                        .n_heads = c->n_heads,
@@ -150,8 +158,18 @@ void model_refresh_weights(struct model *m) {
 
 /* ---- computing -------------------------------------------------------------- */
 
+void model_on_phase(struct model *m, void (*begin)(void *context, enum model_phase phase), void *context) {
+  m->on_phase = begin;
+  m->on_phase_context = context;
+}
+
+static void enter(struct model *m, enum model_phase phase) {
+  if (m->on_phase) m->on_phase(m->on_phase_context, phase);
+}
+
 /* Embedding, blocks and the final norm. */
 static void run_forward(struct model *m, const struct pass *p) {
+  enter(m, MODEL_FORWARD);
   struct block *first = &m->block[0];
   m->d->k->embedding_forward(m->d, &first->x_in, &m->embedding, p->b->inputs);
   block_forward(m, first, &first->x_in, NULL, p);
@@ -163,19 +181,23 @@ static void run_forward(struct model *m, const struct pass *p) {
 void model_forward(struct model *m, const struct micro_batch *b, float *nll) {
   struct pass p = {.b = b};
   run_forward(m, &p);
+  enter(m, MODEL_HEAD);
   head_loss(m, b->targets, nll);
 }
 
 void model_logits(struct model *m, const struct micro_batch *b, int64_t row, float *logits) {
   struct pass p = {.b = b};
   run_forward(m, &p);
+  enter(m, MODEL_HEAD);
   head_logits(m, row, logits);
 }
 
 void model_forward_backward(struct model *m, const struct micro_batch *b, float grad_scale, float *nll) {
   struct pass p = {.b = b, .training = true};
   run_forward(m, &p);
+  enter(m, MODEL_HEAD);
   head_loss_backward(m, &p, grad_scale, nll);
+  enter(m, MODEL_BACKWARD);
   for (int layer = (int)m->config.n_layers - 1; layer >= 0; layer--)
     block_backward(m, &m->block[layer], layer > 0 ? &m->block[layer - 1] : NULL, &p);
   m->d->k->embedding_backward(m->d, m->gradients, &m->d_residual, b->inputs, m->config.vocab_size);

@@ -41,7 +41,7 @@ struct model_shape {
   int64_t seq_len;
   enum recompute recompute;
   int recompute_every;  /* RECOMPUTE_EVERY_NTH: blocks n, 2n, … are recomputed */
-  int64_t head_chunk;   /* tokens whose logits exist at once */
+  int64_t head_chunk;   /* tokens whose logits exist at once; 0 = chosen */
   enum dtype param_dtype;
   bool master;          /* FP32 master weights (param_dtype BF16 only) */
   bool training;        /* false: no gradients, moments or saved activations */

@@ -82,6 +82,8 @@ struct model {
   struct quantise_counts *counts; /* [TENSOR_COUNT][2 views] */
   struct model_signals *signals;  /* host */
   float *staging;                 /* host, for initial values */
+  void (*on_phase)(void *context, enum model_phase phase);
+  void *on_phase_context;
 };
 
 /* One run over the blocks. */
