@@ -47,7 +47,10 @@ PROGRAM    = $(BUILD)/fp4d
 UNIT_C     = $(filter $(foreach r,$(notdir $(ROOMS)),tests/$(r)_%_test.c),$(wildcard tests/*_test.c))
 UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%)
 
-.PHONY: all lib help unit deps demo check clean
+# One rank of the worlds that tests/*_test.py launch with mpirun: tests/*_main.c.
+WORLDS     = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*_main.c))
+
+.PHONY: all lib help unit worlds deps demo check clean
 ifeq ($(CROSS),aarch64)
 all: lib
 else
@@ -86,7 +89,9 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
 unit: $(UNITS) ## unit tests
 	@for t in $(UNITS); do echo "# $$t"; $(RUNNER) $$t || exit 1; done
 
+worlds: $(WORLDS) ## programs that tests under mpirun launch
+
 clean: ## remove the build
 	rm -rf $(BUILD)
 
--include $(OBJECTS:.o=.d) $(UNITS:%=%.d) $(BUILD)/trainer/main.d
+-include $(OBJECTS:.o=.d) $(UNITS:%=%.d) $(WORLDS:%=%.d) $(BUILD)/trainer/main.d

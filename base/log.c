@@ -51,6 +51,7 @@ void log_line(enum log_level level, const char *format, ...) {
 }
 
 void log_failure(const struct error *e) {
+  if (!e->message[0]) return;
   if (e->hint[0])
     log_line(LOG_ERROR, "%s (%s)", e->message, e->hint);
   else

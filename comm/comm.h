@@ -22,10 +22,13 @@
 
 struct comm; /* opaque */
 
+/* The longest that one operation (from one comm_enter to the next) may take in
+ * each phase.  A limit is held against the rank that lags: those waiting for a
+ * rank that saves have the time of a save.  All > 0. */
 struct comm_limits {
-  double start_s;     /* from comm_open to the first update's end */
-  double update_s;    /* a steady update */
-  double save_s;      /* a checkpoint save */
+  double start_s;     /* COMM_START: until the first update has ended */
+  double update_s;    /* COMM_UPDATE: a steady update */
+  double save_s;      /* COMM_SAVE: a checkpoint save */
   double heartbeat_s; /* silence after which a rank counts as lost */
 };
 
@@ -33,7 +36,10 @@ enum comm_phase { COMM_START, COMM_UPDATE, COMM_SAVE, COMM_FINISH };
 
 /* Joins the world. `expected_world` 0 = any; otherwise another size is refused
  * on every rank, within seconds, once.  Refuses a launch by srun without PMI
- * (N singletons) with the fix.  NULL with *e. */
+ * (N singletons) with the fix.  NULL with *e: on ranks other than 0 its
+ * message is empty, so that log_failure on every rank prints it once.
+ * Once per process; the thread that calls it makes all later calls but
+ * comm_abort. */
 struct comm *comm_open(int expected_world, struct error *e);
 
 int comm_rank(const struct comm *c);
@@ -41,21 +47,24 @@ int comm_world(const struct comm *c);
 int comm_local_rank(const struct comm *c); /* among ranks of this host */
 int comm_local_world(const struct comm *c);
 
-/* "mpi 4.1.4, 2 ranks on 1 host: name x2" or "single process"; for the run header. */
+/* "Open MPI v4.1.4, 2 ranks on 1 host: name x2" or "single process"; for the run header. */
 const char *comm_topology(const struct comm *c);
 
-/* Starts the watchdog; may be called again with other limits. */
+/* Starts the watchdog; all ranks call it, soon after comm_open.  May be called
+ * again with other limits. */
 bool comm_watch(struct comm *c, const struct comm_limits *limits, struct error *e);
 
 /* Tells the watchdog (and its reports) where this rank is.  `operation` must
  * be a string that lives for ever. */
 void comm_enter(struct comm *c, enum comm_phase phase, const char *operation, int64_t update);
 
-/* Collectives over all ranks; world 1 returns at once.  In place. */
+/* Collectives over all ranks; world 1 returns at once.  In place.  All ranks
+ * pass the same n.  A false return (ERROR_COMMUNICATION) means a broken world:
+ * end with comm_abort (comm_close does so by itself then). */
 bool comm_sum_f32(struct comm *c, float *x, int64_t n, struct error *e); /* rank order, FP32 */
 bool comm_sum_f64(struct comm *c, double *x, int64_t n, struct error *e);
-bool comm_sum_i64(struct comm *c, int64_t *x, int64_t n, struct error *e);
-bool comm_max_f64(struct comm *c, double *x, int64_t n, struct error *e);
+bool comm_sum_i64(struct comm *c, int64_t *x, int64_t n, struct error *e); /* wraps around */
+bool comm_max_f64(struct comm *c, double *x, int64_t n, struct error *e); /* NaN where any rank has NaN */
 bool comm_or_i64(struct comm *c, int64_t *x, int64_t n, struct error *e); /* bitwise or */
 bool comm_broadcast(struct comm *c, void *x, int64_t bytes, int root, struct error *e);
 /* all[world * bytes] gets every rank's x[bytes], in rank order. */

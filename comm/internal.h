@@ -1,0 +1,91 @@
+/* What the files of comm/ share: the communicator and its watch.
+ *
+ * Three threads may look at a `struct comm`: the caller's (collectives), the
+ * heartbeat thread (sends and receives beats over MPI) and the watch thread
+ * (compares clocks, never calls MPI, so nothing can hold it up).  What they
+ * share lies in `struct watch`, under its lock.
+ */
+#ifndef FP4D_COMM_INTERNAL_H
+#define FP4D_COMM_INTERNAL_H
+
+#include <mpi.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "comm/comm.h"
+
+#define COMM_PIECE_BYTES ((int64_t)4 << 20) /* of a collective's working buffer */
+#define COMM_SLICE_ALIGNMENT 16             /* elements; keeps every rank's slice on 64 bytes */
+
+/* Where a rank is.  Sent as bytes: all ranks run one binary on one kind of machine. */
+struct beat {
+  int64_t update;
+  double operation_s; /* how long in `operation` at the time of sending */
+  int32_t phase;
+  int32_t leaving; /* the last beat of a rank that closes in good order */
+  char operation[64];
+};
+
+/* What is known of a rank whose beats arrive here. */
+struct peer {
+  int rank;
+  bool known, left;
+  double heard; /* clock_seconds of the last beat */
+  struct beat beat;
+};
+
+struct watch {
+  pthread_mutex_t lock;
+  pthread_cond_t wake; /* CLOCK_MONOTONIC */
+  bool prepared, started, stop_watch, stop_heartbeat;
+  bool watching_peers; /* false once all ranks have come to comm_close */
+  bool heartbeats;     /* the heartbeat thread runs */
+  double heartbeat_alive;
+  char heartbeat_failure[512]; /* an MPI error met by the heartbeat thread */
+  struct comm_limits limits;
+  enum comm_phase phase;
+  const char *operation;
+  int64_t update;
+  double operation_began;
+  pthread_t watch_thread, heartbeat_thread;
+  int n_peers; /* rank 0: all others; another rank: rank 0 alone */
+  struct peer *peers;
+  struct place *places; /* world; the watch thread's own (watchdog.c) */
+};
+
+struct comm {
+  int rank, world, local_rank, local_world;
+  bool mpi;          /* MPI is initialised and ours to finalise */
+  bool broken;       /* a collective failed: no more agreement is possible */
+  MPI_Comm ranks;    /* collectives of the caller's thread */
+  MPI_Comm beats;    /* heartbeats */
+  char *topology;
+  char *buffer;      /* buffer_bytes, for collectives */
+  int64_t buffer_bytes;
+  int *counts, *places, *receive_counts, *receive_places; /* world each */
+  struct watch watch;
+};
+
+/* An MPI result as an error: "WHAT failed: MPI's words". Marks the world broken. */
+bool comm_mpi_failed(struct comm *c, int result, const char *what, struct error *e);
+
+/* The heartbeat thread's body (heartbeat.c); `argument` is the struct comm. */
+void *comm_heartbeat_run(void *argument);
+
+/* Seconds between two beats, and between two looks of the watch. */
+double comm_tick(const struct comm_limits *limits);
+
+/* Waits for at most `seconds` on the watch's condition; the lock is held. */
+void comm_watch_wait(struct watch *w, double seconds);
+
+bool comm_watch_prepare(struct comm *c, struct error *e);
+/* In comm_close's order: ends heartbeats in agreement with the others, then the clocks. */
+void comm_watch_end_heartbeats(struct comm *c);
+void comm_watch_end(struct comm *c);
+void comm_watch_discard(struct comm *c);
+
+/* Whether MPI_Abort may be called: set by comm_open, cleared before MPI_Finalize. */
+extern atomic_bool comm_mpi_live;
+
+#endif
