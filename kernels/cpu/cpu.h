@@ -88,6 +88,18 @@ void cpu_adamw_update(struct device *d, void *param, enum dtype param_dtype, flo
                       struct update_measure *measured);
 void cpu_measure(struct device *d, struct measure *measured, const struct matrix *x);
 
+/* Instruction sets of the contraction.  The bits are the same in all; the name
+ * of the one in use is what start-up records: "amx-bf16", "avx512-fma",
+ * "avx2-fma", "neon-fma", "plain-fma".  (With "amx-bf16", operands in FP32 run
+ * on the best FMA kernel.)
+ *
+ * cpu_isa_choose takes one of these names or "portable", the best one without
+ * AMX; NULL = the environment's FP4D_ISA, and the best one where that is unset.
+ * False with *e = ERROR_DEVICE when this processor has no such kernel.  Call it
+ * before any contraction; one that comes first makes the NULL choice. */
+bool cpu_isa_choose(const char *name, struct error *e);
+const char *cpu_isa_name(void);
+
 /* Scratch that each group of operations needs, all workers together. */
 int64_t cpu_contract_scratch_bytes(const struct extent *x, int threads);
 int64_t cpu_attention_scratch_bytes(const struct extent *x, int threads);

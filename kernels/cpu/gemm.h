@@ -1,21 +1,72 @@
-/* The definition of a contraction's sum.
+/* The definition of a contraction's sum, and what the files that compute it share.
  *
  *   acc = +0
  *   for each group of 32 consecutive k (the last one padded with zeros):
  *     even = +0;  for k even in the group, ascending: even = fma(a_k, b_k, even)
  *     odd  = +0;  for k odd  in the group, ascending: odd  = fma(a_k, b_k, odd)
  *     acc  = acc + (even + odd)
- *   out = round( acc * factor + add )          factor: 1, 1/36 (MX x MX), outer products …
- *                                              (factor and add in two FP32 operations)
+ *   r = acc * factor                    factor: 1, 1/36 (MX x MX), 1/6 (MX x plain)
+ *   r = r + add                         where there is an addend
+ *   out = round(r)                      a NaN becomes the quiet NaN 7fc00000 (BF16 7fc0)
  *
- * a_k, b_k are exactly decoded operands in FP32.  The order does not depend on
- * tiles, threads or instruction set, and it is the order in which Intel AMX
- * accumulates BF16 pairs, so machines that have it may use it (where no product
- * or sum can be subnormal, which is checked) with the same bits.
+ * a_k, b_k are the decoded operands in FP32.  An MXFP4 element decodes to
+ * q * 2^(b-127), exactly (it overflows to infinity where b >= 253 says so; b =
+ * 255 is NaN); the 1/6 of rules that keep codes of 6 z / s is the factor's.
+ *
+ * The order does not depend on tiles, threads or instruction set.  It is the
+ * order in which Intel AMX accumulates BF16 pairs (Intel's description of
+ * TDPBF16PS, and verified by test on the machine), so machines that have it
+ * use it, with the same bits: only where no product or sum can be subnormal,
+ * which AMX would flush and the definition keeps (gemm_amx.c).
  */
 #ifndef FP4D_KERNELS_CPU_GEMM_H
 #define FP4D_KERNELS_CPU_GEMM_H
 
+#include "kernels/kernels.h"
+
 enum { CONTRACT_GROUP = 32 };
+
+/* Outputs are computed in tiles of GEMM_TILE_ROWS x GEMM_TILE_COLS, one task
+ * each; operands are packed in strips of as many rows.  A strip is a row of
+ * panels, a panel is what a micro-kernel reads: `mr` (or `nr`) rows of the
+ * operand, all of the block's groups, in the kernel's own layout. */
+enum { GEMM_TILE_ROWS = 96, GEMM_TILE_COLS = 64 };
+
+/* A micro-kernel: mr x nr sums, rows GEMM_TILE_COLS apart at acc, accumulate
+ * `groups` groups.  mr divides GEMM_TILE_ROWS and nr GEMM_TILE_COLS. */
+struct gemm_kernel {
+  const char *name; /* "avx512-fma", as cpu_isa_name gives it */
+  int mr, nr;
+  int chunk;         /* groups to do per visit of a panel, so that it stays in the nearest cache */
+  int element_bytes; /* of a packed element */
+  bool (*usable)(void);
+  /* Packs rows [row, row + rows) and columns [k, k + cols) of an operand into
+   * panels of mr (first operand) or nr (second) rows; pads rows with zeros to
+   * whole panels and columns to whole groups.  Returns the smallest exponent
+   * field of a nonzero element where the kernel needs it, else 255. */
+  int (*pack_first)(void *panels, const struct operand *o, int64_t row, int64_t rows, int64_t k, int64_t cols);
+  int (*pack_second)(void *panels, const struct operand *o, int64_t row, int64_t rows, int64_t k, int64_t cols);
+  void (*run)(float *acc, const void *a, const void *b, int64_t groups);
+};
+
+/* Kernels for operands of any format, packed as FP32, best first (gemm_fma.c). */
+const struct gemm_kernel *gemm_fma_kernel(int index); /* NULL past the last */
+
+/* Packs into FP32 panels of `width` rows, element (r, k) of a panel at
+ * [k * width + r] (gemm_pack.c). */
+void gemm_pack_f32(float *panels, int width, const struct operand *o, int64_t row, int64_t rows, int64_t k,
+                   int64_t cols);
+
+/* The kernel for pairs whose elements are exact in BF16; NULL where there is
+ * none for this architecture (gemm_amx.c). */
+const struct gemm_kernel *gemm_amx_kernel(void);
+/* Whether panels with these smallest exponent fields give the definition's bits. */
+bool gemm_amx_exact(int first_exponent, int second_exponent);
+/* Its panels again as FP32 panels of `width` rows: a strip of `rows` rows,
+ * whose panels are `panel_groups` long, groups [group, group + groups). */
+void gemm_amx_unpack_first(float *panels, int width, const void *packed, int64_t rows, int64_t panel_groups,
+                           int64_t group, int64_t groups);
+void gemm_amx_unpack_second(float *panels, int width, const void *packed, int64_t rows, int64_t panel_groups,
+                            int64_t group, int64_t groups);
 
 #endif

@@ -1,0 +1,311 @@
+/* The contraction out = A B^T (+ add): blocks, tasks, epilogue.
+ *
+ * Operands are packed a block at a time, in parallel, into panels that all
+ * workers then read: no decoded copy of an operand exists, and an element is
+ * packed again only as often as the other operand has blocks.  Within a block
+ * the tasks are output tiles.  kernels/cpu/gemm.h defines the sum and says
+ * what a micro-kernel is.
+ */
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/formats.h"
+
+enum {
+  BLOCK_DEPTH = 2048,             /* columns (k) packed at once, at most */
+  BLOCK_BYTES = 4 << 20,          /* of the panels of one operand's block */
+  TILE = GEMM_TILE_ROWS * GEMM_TILE_COLS,
+  STRIPS_MOST = 1 << 10,          /* of a block; bounds the table of exponents */
+  /* Strips of a block whose sums are kept between slices of k. */
+  DEEP_ROWS = 5, DEEP_COLS = 8,
+  UNPACK_GROUPS = 8,
+  UNPACK_BYTES = UNPACK_GROUPS * CONTRACT_GROUP * (GEMM_TILE_ROWS + GEMM_TILE_COLS) * (int)sizeof(float),
+  WORKER_BYTES = TILE * (int)sizeof(float) + UNPACK_BYTES,
+  ALIGNMENT = 64
+};
+
+/* ---- choice of instruction set ------------------------------------------- */
+
+struct choice {
+  const struct gemm_kernel *fma, *bf16; /* bf16: NULL where AMX is absent or not wanted */
+};
+
+static struct choice chosen;
+static atomic_bool chosen_is_set;
+
+static const struct gemm_kernel *best_fma(const char *name) {
+  for (int i = 0; gemm_fma_kernel(i); i++) {
+    const struct gemm_kernel *k = gemm_fma_kernel(i);
+    if (k->usable() && (!name || strcmp(name, k->name) == 0)) return k;
+  }
+  return NULL;
+}
+
+bool cpu_isa_choose(const char *name, struct error *e) {
+  if (!name) name = getenv("FP4D_ISA");
+  const struct gemm_kernel *amx = gemm_amx_kernel();
+  struct choice c = {best_fma(NULL), NULL};
+  if (!name || !*name) {
+    if (amx && amx->usable()) c.bf16 = amx;
+  } else if (amx && strcmp(name, amx->name) == 0 && amx->usable()) {
+    c.bf16 = amx;
+  } else if (strcmp(name, "portable") != 0) {
+    c.fma = best_fma(name);
+    if (!c.fma) {
+      error_set(e, ERROR_DEVICE, "FP4D_ISA: no kernel \"%s\" runs on this processor", name);
+      char list[256] = "use portable";
+      for (int i = 0; gemm_fma_kernel(i); i++)
+        if (gemm_fma_kernel(i)->usable()) {
+          strncat(list, ", ", sizeof list - strlen(list) - 1);
+          strncat(list, gemm_fma_kernel(i)->name, sizeof list - strlen(list) - 1);
+        }
+      if (amx && amx->usable()) {
+        strncat(list, ", ", sizeof list - strlen(list) - 1);
+        strncat(list, amx->name, sizeof list - strlen(list) - 1);
+      }
+      return error_hint(e, "%s, or leave it unset", list);
+    }
+  }
+  chosen = c;
+  atomic_store(&chosen_is_set, true);
+  return true;
+}
+
+static struct choice current_choice(void) {
+  if (!atomic_load(&chosen_is_set)) {
+    struct error e;
+    if (!cpu_isa_choose(NULL, &e)) cpu_defect(__func__, e.message);
+  }
+  return chosen;
+}
+
+const char *cpu_isa_name(void) {
+  struct choice c = current_choice();
+  return c.bf16 ? c.bf16->name : c.fma->name;
+}
+
+/* ---- epilogue ------------------------------------------------------------- */
+
+static inline float with_one_nan(float x) { return x == x ? x : f32_from_bits(0x7FC00000u); }
+
+CPU_CLONES static void write_f32(float *out, const float *acc, const float *add, float factor, int64_t n) {
+  if (add)
+    for (int64_t i = 0; i < n; i++) out[i] = with_one_nan(acc[i] * factor + add[i]);
+  else
+    for (int64_t i = 0; i < n; i++) out[i] = with_one_nan(acc[i] * factor);
+}
+
+CPU_CLONES static void write_bf16(uint16_t *out, const float *acc, const uint16_t *add, float factor, int64_t n) {
+  if (add)
+    for (int64_t i = 0; i < n; i++) out[i] = bf16_encode(with_one_nan(acc[i] * factor + bf16_decode(add[i])));
+  else
+    for (int64_t i = 0; i < n; i++) out[i] = bf16_encode(with_one_nan(acc[i] * factor));
+}
+
+/* ---- a contraction --------------------------------------------------------- */
+
+struct span {
+  int64_t first, count;
+};
+
+struct contraction {
+  struct matrix *out;
+  const struct operand *a, *b;
+  const struct matrix *add;
+  float factor;
+  const struct gemm_kernel *kernel;   /* packs; runs where exact */
+  const struct gemm_kernel *fallback; /* FP32, for tiles where it would not be */
+  /* The block. */
+  struct span rows, cols, depth;
+  bool pack_a, pack_b, first_slice, last_slice;
+  int64_t groups;             /* of the slice */
+  char *panels_a, *panels_b;  /* strips of GEMM_TILE_ROWS or _COLS rows */
+  float *sums;                /* of every tile, between slices; NULL when k is one slice */
+  char *workers;              /* WORKER_BYTES each */
+  /* Smallest exponent field in each strip of the block, over the slices so far. */
+  int *exponent_a, *exponent_b;
+};
+
+static char *strip_of(char *panels, const struct contraction *c, int64_t strip, int64_t strip_rows) {
+  return panels + strip * strip_rows * c->groups * CONTRACT_GROUP * c->kernel->element_bytes;
+}
+
+static int64_t rows_of_strip(const struct span *s, int64_t strip, int64_t strip_rows) {
+  int64_t left = s->count - strip * strip_rows;
+  return left < strip_rows ? left : strip_rows;
+}
+
+static void note_exponent(int *table, int64_t strip, int exponent, bool first_slice) {
+  if (first_slice || exponent < table[strip]) table[strip] = exponent;
+}
+
+static void pack_task(void *context, int64_t index, int worker) {
+  const struct contraction *c = context;
+  (void)worker;
+  int64_t strips_a = c->pack_a ? ceil_div(c->rows.count, GEMM_TILE_ROWS) : 0;
+  if (index < strips_a) {
+    int exponent = c->kernel->pack_first(strip_of(c->panels_a, c, index, GEMM_TILE_ROWS), c->a,
+                                         c->rows.first + index * GEMM_TILE_ROWS,
+                                         rows_of_strip(&c->rows, index, GEMM_TILE_ROWS), c->depth.first, c->depth.count);
+    note_exponent(c->exponent_a, index, exponent, c->first_slice);
+  } else {
+    int64_t strip = index - strips_a;
+    int exponent = c->kernel->pack_second(strip_of(c->panels_b, c, strip, GEMM_TILE_COLS), c->b,
+                                          c->cols.first + strip * GEMM_TILE_COLS,
+                                          rows_of_strip(&c->cols, strip, GEMM_TILE_COLS), c->depth.first, c->depth.count);
+    note_exponent(c->exponent_b, strip, exponent, c->first_slice);
+  }
+}
+
+/* Adds `groups` groups to a tile's sums.  Panels are `stride` groups long and
+ * begin with the first of these groups. */
+static void run_panels(const struct gemm_kernel *k, float *acc, const char *a, const char *b, int64_t rows,
+                       int64_t cols, int64_t stride, int64_t groups) {
+  int64_t row_bytes = stride * CONTRACT_GROUP * k->element_bytes;
+  for (int64_t j = 0; j < cols; j += k->nr)
+    for (int64_t i = 0; i < rows; i += k->mr)
+      k->run(acc + i * GEMM_TILE_COLS + j, a + i * row_bytes, b + j * row_bytes, groups);
+}
+
+static void add_slice(const struct contraction *c, float *acc, const char *a, const char *b, int64_t rows,
+                      int64_t cols) {
+  const struct gemm_kernel *k = c->kernel;
+  int64_t group_bytes = (int64_t)CONTRACT_GROUP * k->element_bytes;
+  for (int64_t g = 0; g < c->groups; g += k->chunk) {
+    int64_t n = c->groups - g < k->chunk ? c->groups - g : k->chunk;
+    run_panels(k, acc, a + g * k->mr * group_bytes, b + g * k->nr * group_bytes, rows, cols, c->groups, n);
+  }
+}
+
+/* The same sums where the packing kernel would flush subnormals. */
+static void add_slice_in_f32(const struct contraction *c, float *acc, const char *a, const char *b, int64_t rows,
+                             int64_t cols, char *buffer) {
+  const struct gemm_kernel *k = c->fallback;
+  float *first = (float *)(void *)buffer, *second = first + UNPACK_GROUPS * CONTRACT_GROUP * GEMM_TILE_ROWS;
+  for (int64_t g = 0; g < c->groups; g += UNPACK_GROUPS) {
+    int64_t n = c->groups - g < UNPACK_GROUPS ? c->groups - g : UNPACK_GROUPS;
+    gemm_amx_unpack_first(first, k->mr, a, rows, c->groups, g, n);
+    gemm_amx_unpack_second(second, k->nr, b, cols, c->groups, g, n);
+    run_panels(k, acc, (const char *)first, (const char *)second, rows, cols, n, n);
+  }
+}
+
+static void write_tile(const struct contraction *c, const float *acc, int64_t row, int64_t col, int64_t rows,
+                       int64_t cols) {
+  for (int64_t r = 0; r < rows; r++) {
+    int64_t at = (row + r) * c->out->cols + col;
+    const float *sums = acc + r * GEMM_TILE_COLS;
+    if (c->out->dtype == DTYPE_F32)
+      write_f32((float *)c->out->data + at, sums, c->add ? (const float *)c->add->data + at : NULL, c->factor, cols);
+    else
+      write_bf16((uint16_t *)c->out->data + at, sums, c->add ? (const uint16_t *)c->add->data + at : NULL, c->factor,
+                 cols);
+  }
+}
+
+static void tile_task(void *context, int64_t index, int worker) {
+  const struct contraction *c = context;
+  int64_t strips_b = ceil_div(c->cols.count, GEMM_TILE_COLS), i = index / strips_b, j = index % strips_b;
+  int64_t rows = rows_of_strip(&c->rows, i, GEMM_TILE_ROWS), cols = rows_of_strip(&c->cols, j, GEMM_TILE_COLS);
+  const char *a = strip_of(c->panels_a, c, i, GEMM_TILE_ROWS), *b = strip_of(c->panels_b, c, j, GEMM_TILE_COLS);
+  char *own = c->workers + worker * WORKER_BYTES;
+  float *acc = c->sums ? c->sums + index * TILE : (float *)(void *)own;
+  if (c->first_slice) memset(acc, 0, TILE * sizeof *acc);
+  if (c->fallback && !gemm_amx_exact(c->exponent_a[i], c->exponent_b[j]))
+    add_slice_in_f32(c, acc, a, b, rows, cols, own + TILE * sizeof *acc);
+  else
+    add_slice(c, acc, a, b, rows, cols);
+  if (c->last_slice)
+    write_tile(c, acc, c->rows.first + i * GEMM_TILE_ROWS, c->cols.first + j * GEMM_TILE_COLS, rows, cols);
+}
+
+static void run_block(struct cpu_device *d, struct contraction *c) {
+  int64_t strips_a = ceil_div(c->rows.count, GEMM_TILE_ROWS), strips_b = ceil_div(c->cols.count, GEMM_TILE_COLS);
+  int64_t k = c->a->cols;
+  for (int64_t at = 0; at < k; at += BLOCK_DEPTH) {
+    c->depth = (struct span){at, k - at < BLOCK_DEPTH ? k - at : BLOCK_DEPTH};
+    c->groups = ceil_div(c->depth.count, CONTRACT_GROUP);
+    c->first_slice = at == 0;
+    c->last_slice = at + BLOCK_DEPTH >= k;
+    int64_t packs = (c->pack_a ? strips_a : 0) + (c->pack_b ? strips_b : 0);
+    if (packs) threads_run(d->threads, packs, pack_task, c);
+    threads_run(d->threads, strips_a * strips_b, tile_task, c);
+  }
+}
+
+/* Strips of a block: whole operand if it fits. */
+static int64_t strips_at_once(int64_t rows, int64_t strip_rows, int64_t depth, int element_bytes, int64_t most) {
+  int64_t strips = BLOCK_BYTES / (strip_rows * round_up(depth, CONTRACT_GROUP) * element_bytes);
+  if (strips > most) strips = most;
+  int64_t all = ceil_div(rows, strip_rows);
+  return strips < all ? strips : all;
+}
+
+static bool exact_in_bf16(const struct encoding *e) { return e->format == FORMAT_BF16 || e->format == FORMAT_MXFP4; }
+
+static bool is_executed(const struct operand *o) {
+  return encoding_is_plain(&o->encoding) || (o->encoding.format == FORMAT_MXFP4 && o->cols % 32 == 0 && o->scales);
+}
+
+/* 6 where codes are those of 6 z / s. */
+static bool has_sixth(const struct encoding *e) { return e->format == FORMAT_MXFP4 && e->scale != SCALE_MX_FLOOR; }
+
+static char *carve(char **at, int64_t bytes) {
+  char *p = *at;
+  *at += round_up(bytes, ALIGNMENT);
+  return p;
+}
+
+int64_t cpu_contract_scratch_bytes(const struct extent *x, int threads) {
+  (void)x; /* blocks are of a fixed size */
+  return ALIGNMENT + 2 * (int64_t)BLOCK_BYTES + DEEP_ROWS * DEEP_COLS * TILE * (int64_t)sizeof(float) +
+         2 * STRIPS_MOST * (int64_t)sizeof(int) + threads * (int64_t)WORKER_BYTES;
+}
+
+void cpu_contract(struct device *device, struct matrix *out, const struct operand *a, const struct operand *b,
+                  const struct matrix *add) {
+  struct cpu_device *d = cpu_of(device);
+  CPU_REQUIRE(is_executed(a) && is_executed(b), "operand encoding is not executed, or its cols are not whole blocks");
+  CPU_REQUIRE(a->rows > 0 && b->rows > 0 && a->cols > 0, "empty operand");
+  CPU_REQUIRE(a->cols == b->cols, "operands differ in cols");
+  CPU_REQUIRE(out->rows == a->rows && out->cols == b->rows, "out is not [a.rows, b.rows]");
+  CPU_REQUIRE(!add || (add->dtype == out->dtype && add->rows == out->rows && add->cols == out->cols),
+              "add differs from out in shape or type");
+  CPU_REQUIRE(d->scratch_bytes >= cpu_contract_scratch_bytes(NULL, threads_count(d->threads)), "scratch too small");
+
+  struct choice isa = current_choice();
+  bool bf16 = isa.bf16 && exact_in_bf16(&a->encoding) && exact_in_bf16(&b->encoding);
+  int sixths = has_sixth(&a->encoding) + has_sixth(&b->encoding);
+  struct contraction c = {.out = out, .a = a, .b = b, .add = add,
+                          .factor = sixths == 2 ? 1.0f / 36.0f : sixths == 1 ? 1.0f / 6.0f : 1.0f,
+                          .kernel = bf16 ? isa.bf16 : isa.fma, .fallback = bf16 ? isa.fma : NULL};
+  char *at = d->scratch + (-(uintptr_t)d->scratch & (ALIGNMENT - 1));
+  c.panels_a = carve(&at, BLOCK_BYTES);
+  c.panels_b = carve(&at, BLOCK_BYTES);
+  char *sums = carve(&at, DEEP_ROWS * DEEP_COLS * TILE * (int64_t)sizeof(float));
+  c.exponent_a = (int *)(void *)carve(&at, STRIPS_MOST * sizeof(int));
+  c.exponent_b = (int *)(void *)carve(&at, STRIPS_MOST * sizeof(int));
+  c.workers = at;
+
+  bool one_slice = a->cols <= BLOCK_DEPTH;
+  if (!one_slice) c.sums = (float *)(void *)sums;
+  int64_t depth = one_slice ? a->cols : BLOCK_DEPTH;
+  int bytes = c.kernel->element_bytes;
+  int64_t rows = GEMM_TILE_ROWS * strips_at_once(a->rows, GEMM_TILE_ROWS, depth, bytes, one_slice ? STRIPS_MOST : DEEP_ROWS);
+  int64_t cols = GEMM_TILE_COLS * strips_at_once(b->rows, GEMM_TILE_COLS, depth, bytes, one_slice ? STRIPS_MOST : DEEP_COLS);
+  for (int64_t row = 0; row < a->rows; row += rows) {
+    c.rows = (struct span){row, a->rows - row < rows ? a->rows - row : rows};
+    for (int64_t col = 0; col < b->rows; col += cols) {
+      c.cols = (struct span){col, b->rows - col < cols ? b->rows - col : cols};
+      /* Panels of one slice stay valid while their block does. */
+      c.pack_a = !one_slice || col == 0;
+      c.pack_b = !one_slice || row == 0 || cols < b->rows;
+      run_block(d, &c);
+    }
+  }
+}
