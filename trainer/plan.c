@@ -1,0 +1,152 @@
+#include "trainer/plan.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/threads.h"
+
+/* K and N of a block's four linears. */
+static void linear_shapes(const struct model_config *m, int64_t shape[4][2]) {
+  const int64_t q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
+  const int64_t all[4][2] = {{m->hidden_size, q + 2 * kv}, {q, m->hidden_size}, {m->hidden_size, 2 * m->ffn_size}, {m->ffn_size, m->hidden_size}};
+  memcpy(shape, all, sizeof all);
+}
+
+/* FLOPs a token of one contraction over all of a block's linears. */
+static double block_flops(const struct model_config *m) {
+  int64_t shape[4][2];
+  double sum = 0;
+  linear_shapes(m, shape);
+  for (int i = 0; i < 4; i++) sum += 2.0 * (double)shape[i][0] * (double)shape[i][1];
+  return sum;
+}
+
+bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, struct plan_time *out) {
+  const struct model_config *s = &c->model.shape;
+  memset(out, 0, sizeof *out);
+  if (c->train.global_batch % (gpus * c->train.local_batch) != 0) return false;
+  const double tokens = (double)(c->train.global_batch / gpus * c->train.seq_len);
+  const double per_block = block_flops(s);
+  double forward = 0;
+  for (int layer = 0; layer < (int)s->n_layers; layer++) {
+    const struct encoding *o = route_linear(&c->route, layer)->operand;
+    const double fprop = tokens * per_block / machine_contraction_flops(m, &o[FPROP_X], &o[FPROP_W]);
+    out->linears += fprop + tokens * per_block / machine_contraction_flops(m, &o[DGRAD_DY], &o[DGRAD_W]) +
+                    tokens * per_block / machine_contraction_flops(m, &o[WGRAD_DY], &o[WGRAD_X]);
+    const bool again = c->train.recompute == RECOMPUTE_ALL ||
+                       (c->train.recompute == RECOMPUTE_EVERY_NTH && (layer + 1) % c->train.recompute_every == 0);
+    if (again) forward += fprop;
+  }
+  const double causal = model_config_flops(s, c->train.seq_len, true);
+  const double matmul = 6.0 * (double)model_config_matmul_params(s);
+  out->attention = tokens * (causal - matmul) / m->bf16_flops;
+  out->head = tokens * 6.0 * (double)(s->vocab_size * s->hidden_size) / m->bf16_flops;
+  out->recompute = forward; /* of linears; attention's share is small beside it */
+
+  const double n = (double)model_config_param_count(s);
+  const double weight = c->train.param_dtype == DTYPE_BF16 ? 2 : 4, master = c->train.master ? 8 : 0;
+  out->optimizer = n * (4 + 16 + weight + master) / m->memory_bandwidth; /* gradient, moments, parameter, master */
+  const double link = gpus <= m->domain ? m->link_bandwidth : m->network_bandwidth;
+  out->reduce = gpus > 1 ? 2.0 * (double)(gpus - 1) / (double)gpus * 4 * n / link : 0;
+
+  const double compute = out->linears + out->attention + out->head + out->recompute;
+  const double backward = compute * 2 / 3; /* of the last micro-batch alone, when accumulating */
+  const double passes = (double)(c->train.global_batch / gpus / c->train.local_batch);
+  const double exposed = out->reduce > backward / passes ? out->reduce - backward / passes : 0;
+  out->total = compute + exposed + out->optimizer;
+  out->tokens_per_second = tokens * (double)gpus / out->total;
+  out->mfu = out->tokens_per_second / (double)gpus * causal / m->bf16_flops;
+  return true;
+}
+
+int64_t plan_checkpoint_bytes(const struct config *c) {
+  const int64_t weight = c->train.master ? 4 : (int64_t)dtype_bytes(c->train.param_dtype);
+  return model_config_param_count(&c->model.shape) * (weight + 8);
+}
+
+bool plan_memory(const struct config *c, int threads, struct arena *out, struct error *e) {
+  struct device *d = device_open(c->run.backend, threads, e);
+  if (!d) return false;
+  struct model_shape shape = {.batch = c->train.local_batch,
+                              .seq_len = c->train.seq_len,
+                              .recompute = c->train.recompute,
+                              .recompute_every = (int)c->train.recompute_every,
+                              .head_chunk = c->train.head_chunk,
+                              .param_dtype = c->train.param_dtype,
+                              .master = c->train.master,
+                              .training = true};
+  *out = arena_measure();
+  struct model *m = model_create(d, out, &c->model.shape, &c->route, &shape, e);
+  if (m) model_destroy(m);
+  d->k->close(d);
+  return m != NULL;
+}
+
+static void print_bytes(FILE *out, const char *what, double bytes) {
+  fprintf(out, "  %-22s %10.3f GB\n", what, bytes / 1e9);
+}
+
+static void print_machine(FILE *out, const struct config *c, const struct machine *m, int64_t gpus, double memory) {
+  static const int64_t counts[] = {1, 2, 4, 8, 16, 32, 64, 72};
+  fprintf(out, "\n%s: BF16 %.0f, FP8 %.0f, FP4 %.0f TFLOP/s dense; %.0f GB at %.2f TB/s; link %.0f GB/s one way among %d GPUs, %.0f GB/s beyond\n",
+          m->title, m->bf16_flops / 1e12, m->fp8_flops / 1e12, m->fp4_flops / 1e12, m->memory_bytes / 1e9,
+          m->memory_bandwidth / 1e12, m->link_bandwidth / 1e9, m->domain, m->network_bandwidth / 1e9);
+  fprintf(out, "  a rank's %.1f GB %s %.0f GB\n", memory / 1e9,
+          memory <= m->memory_bytes ? "fit into" : "DO NOT FIT into", m->memory_bytes / 1e9);
+  fprintf(out, "  roofline of an update, milliseconds on each rank\n");
+  fprintf(out, "  %4s %5s %10s %10s %9s %10s %9s %9s %10s %13s %9s %7s\n", "GPUs", "accum", "linears", "attention", "head",
+          "recompute", "optimizer", "reduce", "total", "tokens/s", "per GPU", "MFU");
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+    int64_t n = gpus ? gpus : counts[i];
+    struct plan_time t;
+    if (!plan_time(c, m, n, &t)) {
+      fprintf(out, "  %4" PRId64 "  global batch %" PRId64 " is not a multiple of %" PRId64 " x local batch %" PRId64 "; nearest: %" PRId64 " or %" PRId64 "\n",
+              n, c->train.global_batch, n, c->train.local_batch,
+              c->train.global_batch / (n * c->train.local_batch) * (n * c->train.local_batch),
+              (c->train.global_batch / (n * c->train.local_batch) + 1) * (n * c->train.local_batch));
+    } else {
+      fprintf(out, "  %4" PRId64 " %5" PRId64 " %10.1f %10.1f %9.1f %10.1f %9.2f %9.2f %10.1f %13.0f %9.0f %6.1f%%\n", n,
+              c->train.global_batch / n / c->train.local_batch, t.linears * 1e3, t.attention * 1e3, t.head * 1e3,
+              t.recompute * 1e3, t.optimizer * 1e3, t.reduce * 1e3, t.total * 1e3, t.tokens_per_second,
+              t.tokens_per_second / (double)n, 100 * t.mfu);
+    }
+    if (gpus) break;
+  }
+}
+
+bool plan_print(FILE *out, const struct config *c, const struct machine *machine, int64_t gpus, struct error *e) {
+  const struct model_config *s = &c->model.shape;
+  const int threads = c->run.threads > 0 ? (int)c->run.threads : threads_available();
+  struct arena arena;
+  if (!plan_memory(c, threads, &arena, e)) return false;
+
+  const double tokens = (double)(c->train.global_batch * c->train.seq_len);
+  fprintf(out, "%s, route %s\n", c->run.name, c->route.name);
+  fprintf(out, "  %-22s %14" PRId64 "\n", "parameters", model_config_param_count(s));
+  fprintf(out, "  %-22s %14" PRId64 "   contracted with each token (head counted once, embedding look-up not)\n", "  in contractions",
+          model_config_matmul_params(s));
+  fprintf(out, "  %-22s %14.0f   causal half of attention counted: 6 P + 6 L H d S\n", "FLOPs/token, causal",
+          model_config_flops(s, c->train.seq_len, true));
+  fprintf(out, "  %-22s %14.0f   full square counted:              6 P + 12 L H d S\n", "FLOPs/token, full",
+          model_config_flops(s, c->train.seq_len, false));
+  fprintf(out, "  %-22s %14.0f   = %" PRId64 " samples x %" PRId64 "\n", "tokens/update", tokens, c->train.global_batch, c->train.seq_len);
+  fprintf(out, "  %-22s %14.3e   in %" PRId64 " updates\n", "tokens in all", tokens * (double)c->train.updates, c->train.updates);
+
+  fprintf(out, "\nmemory of one rank (local batch %" PRId64 ", layout of backend %s)\n", c->train.local_batch, c->run.backend);
+  for (int i = 0; i < ARENA_CATEGORY_COUNT; i++)
+    if (arena.by_category[i] > 0) print_bytes(out, arena_category_name((enum arena_category)i), (double)arena.by_category[i]);
+  print_bytes(out, "total", (double)arena.used);
+  print_bytes(out, "checkpoint (all ranks)", (double)plan_checkpoint_bytes(c));
+
+  if (machine) {
+    print_machine(out, c, machine, gpus, (double)arena.used);
+  } else {
+    print_machine(out, c, machine_named("gb200"), gpus, (double)arena.used);
+    print_machine(out, c, machine_named("h200"), gpus, (double)arena.used);
+  }
+  fprintf(out, "\nroofline: contractions at the dense peak of their formats, attention and head at BF16; optimizer state read and\n"
+               "written once at memory bandwidth; FP32 gradients all-reduced by ring, hidden behind the last micro-batch's backward as\n"
+               "far as it fits. MFU is against the BF16 peak, causal convention. No real run reaches it.\n");
+  return true;
+}

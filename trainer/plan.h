@@ -1,0 +1,35 @@
+/* What a run will need and what it could reach, without a GPU. */
+#ifndef FP4D_TRAINER_PLAN_H
+#define FP4D_TRAINER_PLAN_H
+
+#include <stdio.h>
+
+#include "trainer/config.h"
+#include "trainer/machine.h"
+
+/* One rank's share of an update at the roofline, in seconds. */
+struct plan_time {
+  double linears;   /* the blocks' contractions, each at its formats' rate */
+  double attention; /* causal half, at the BF16 rate */
+  double head;
+  double recompute; /* the forward run again */
+  double optimizer; /* memory-bound: state read and written once */
+  double reduce;    /* FP32 gradients all-reduced over the slower link */
+  double total;     /* computing, then the optimizer; the reduction hidden behind the backward as far as it fits */
+  double tokens_per_second; /* of the whole job */
+  double mfu;               /* BF16 MFU, causal convention */
+};
+
+/* False where the global batch cannot be divided over `gpus`. */
+bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, struct plan_time *out);
+
+/* Bytes of a checkpoint's tensors (before compression). */
+int64_t plan_checkpoint_bytes(const struct config *c);
+
+/* Memory of one rank by category, laid out by the code that a run uses. */
+bool plan_memory(const struct config *c, int threads, struct arena *out, struct error *e);
+
+/* Prints everything. `machine` NULL: gb200 and h200. `gpus` 0: 1 … 72. */
+bool plan_print(FILE *out, const struct config *c, const struct machine *machine, int64_t gpus, struct error *e);
+
+#endif
