@@ -66,6 +66,8 @@ static bool lay_out(struct run *run, enum run_purpose purpose, struct error *e) 
   run->inputs = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->inputs);
   run->targets = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->targets);
   run->nll = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->nll);
+  if (purpose == RUN_GENERATE)
+    run->logits = arena_take(&run->arena, ARENA_HEAD, run->config.model.shape.vocab_size, sizeof *run->logits);
   const int64_t n = model_param_number(run->model);
   run->gradient_measures = arena_take(&run->arena, ARENA_TRANSIENT, n, sizeof *run->gradient_measures);
   run->update_measures = arena_take(&run->arena, ARENA_TRANSIENT, n, sizeof *run->update_measures);

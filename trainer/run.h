@@ -38,6 +38,7 @@ struct run {
   int64_t tokens;  /* of a micro-batch: local_batch * seq_len */
   int32_t *inputs, *targets; /* device, [tokens] */
   float *nll;                /* device, [tokens] */
+  float *logits;             /* device, [vocab_size]; RUN_GENERATE */
   int32_t *host_inputs, *host_targets; /* host, [accumulation * tokens] */
   float *host_nll;                     /* host, [tokens] */
   struct measure *gradient_measures;      /* device, [parameters] */

@@ -1,0 +1,98 @@
+#include "trainer/sample.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/philox.h"
+
+struct candidate {
+  double weight;
+  int32_t id;
+};
+
+static int likelier(const void *a, const void *b) {
+  const struct candidate *x = a, *y = b;
+  if (x->weight != y->weight) return x->weight < y->weight ? 1 : -1;
+  return (x->id > y->id) - (x->id < y->id);
+}
+
+/* A uniform in [0, 1) for draw number `position`. */
+static double uniform(uint64_t seed, int64_t position) {
+  struct philox_block b = philox4x32_10(seed, philox_counter(0, (uint64_t)position, 0, 0, 0));
+  return (double)b.word[0] / 4294967296.0;
+}
+
+static int32_t choose(const float *logits, int64_t vocab, const struct sampling *s, int64_t position,
+                      struct candidate *c) {
+  double largest = -INFINITY, total = 0;
+  for (int64_t i = 0; i < vocab; i++)
+    if ((double)logits[i] > largest) largest = (double)logits[i];
+  for (int64_t i = 0; i < vocab; i++) {
+    double distance = (double)logits[i] - largest;
+    c[i].id = (int32_t)i;
+    c[i].weight = s->temperature > 0 ? exp(distance / s->temperature) : distance == 0;
+    total += c[i].weight;
+  }
+  qsort(c, (size_t)vocab, sizeof *c, likelier);
+  if (s->temperature <= 0) return c[0].id;
+
+  double kept = 0;
+  int64_t n = 0;
+  while (n < vocab && (n == 0 || kept < s->top_p * total)) kept += c[n++].weight;
+  double left = uniform(s->seed, position) * kept;
+  for (int64_t i = 0; i < n; i++) {
+    left -= c[i].weight;
+    if (left < 0) return c[i].id;
+  }
+  return c[n - 1].id;
+}
+
+static void write_token(FILE *out, int32_t id) {
+  char bytes[8];
+  fwrite(bytes, 1, (size_t)tokenizer_bytes_decode(id, bytes), out);
+  fflush(out);
+}
+
+/* Logits after ids[0..n): the last seq_len of them are the context. */
+static bool next_logits(struct run *run, const int32_t *ids, int64_t n, float *logits, struct error *e) {
+  const struct kernels *k = run->device->k;
+  const int64_t seq = run->config.train.seq_len, vocab = run->config.model.shape.vocab_size;
+  const int64_t used = n < seq ? n : seq;
+  memset(run->host_inputs, 0, (size_t)run->tokens * sizeof(int32_t));
+  memcpy(run->host_inputs, ids + (n - used), (size_t)used * sizeof(int32_t));
+  for (int64_t i = 0; i < run->tokens; i++) run->host_targets[i] = -1;
+  k->upload(run->device, run->inputs, run->host_inputs, (size_t)run->tokens * sizeof(int32_t));
+  k->upload(run->device, run->targets, run->host_targets, (size_t)run->tokens * sizeof(int32_t));
+  struct micro_batch b = {.inputs = run->inputs, .targets = run->targets};
+  model_logits(run->model, &b, used - 1, run->logits);
+  k->download(run->device, logits, run->logits, (size_t)vocab * sizeof(float));
+  return k->synchronize(run->device, e);
+}
+
+bool sample_text(struct run *run, const char *prompt, const struct sampling *s, FILE *out, struct error *e) {
+  const int64_t vocab = run->config.model.shape.vocab_size, bytes = (int64_t)strlen(prompt);
+  int32_t *ids = malloc((size_t)(bytes + s->tokens + 1) * sizeof *ids);
+  float *logits = malloc((size_t)vocab * sizeof *logits);
+  struct candidate *candidates = malloc((size_t)vocab * sizeof *candidates);
+  bool good = (ids && logits && candidates) || error_set(e, ERROR_SYSTEM, "out of memory");
+  int64_t n = 0;
+  if (good) {
+    ids[n++] = TOKENIZER_BYTES_BOS;
+    n += tokenizer_bytes_encode(prompt, bytes, ids + n);
+    for (int64_t i = 1; i < n; i++) write_token(out, ids[i]);
+  }
+  for (int64_t i = 0; good && i < s->tokens; i++) {
+    good = next_logits(run, ids, n, logits, e);
+    if (!good) break;
+    int32_t id = choose(logits, vocab, s, i, candidates);
+    if (id == TOKENIZER_BYTES_EOS) break;
+    write_token(out, id);
+    ids[n++] = id;
+  }
+  free(ids);
+  free(logits);
+  free(candidates);
+  return good;
+}

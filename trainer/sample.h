@@ -1,0 +1,20 @@
+/* Text from a model, one token after the other. */
+#ifndef FP4D_TRAINER_SAMPLE_H
+#define FP4D_TRAINER_SAMPLE_H
+
+#include <stdio.h>
+
+#include "trainer/run.h"
+
+struct sampling {
+  int64_t tokens;     /* at most so many; ends early at <|end_of_text|> */
+  double temperature; /* 0: always the likeliest */
+  double top_p;       /* the smallest set of likeliest tokens with this mass; 1: all */
+  uint64_t seed;
+};
+
+/* Writes prompt and continuation to `out`, flushed token by token. The same
+ * seed gives the same text. run was opened for RUN_GENERATE. */
+bool sample_text(struct run *run, const char *prompt, const struct sampling *s, FILE *out, struct error *e);
+
+#endif
