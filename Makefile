@@ -15,6 +15,10 @@ OPTIMISE  = -O3 -g
 CFLAGS    = $(CSTD) $(WARNINGS) $(NUMERICS) $(OPTIMISE) -I. -pthread
 LDLIBS    = -pthread -lm
 
+# make V=1 prints whole commands
+Q          = $(if $(V),,@)
+SAY        = @$(if $(V),:,echo) ' '
+
 ROOMS     = base kernels kernels/cpu comm data model checkpoints trainer
 
 ifeq ($(SANITIZE),1)
@@ -63,14 +67,17 @@ help:
 
 $(LIBRARY): $(OBJECTS)
 	@rm -f $@
-	$(AR) rcs $@ $^
+	$(SAY) AR $@
+	$(Q)$(AR) rcs $@ $^
 
 $(PROGRAM): $(BUILD)/trainer/main.o $(LIBRARY)
-	$(CC) -o $@ $^ $(LDLIBS)
+	$(SAY) LD $@
+	$(Q)$(CC) -o $@ $^ $(LDLIBS)
 
 $(BUILD)/%.o: %.c Makefile | $(BUILD)/include/xxhash.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -MMD -MP -c -o $@ $<
+	$(SAY) CC $<
+	$(Q)$(CC) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -MMD -MP -c -o $@ $<
 
 $(BUILD)/trainer/version.o: CFLAGS += -DFP4D_VERSION='"$(VERSION)"'
 $(BUILD)/trainer/version.o: $(if $(filter $(VERSION),$(file <$(BUILD)/version)),,force)
@@ -83,7 +90,8 @@ $(BUILD)/include/xxhash.h:
 	@cp /usr/include/xxhash.h $@ 2>/dev/null || { echo "xxhash.h is missing: run 'make deps'"; exit 1; }
 
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
-	$(CC) -o $@ $^ $(LDLIBS)
+	$(SAY) LD $@
+	$(Q)$(CC) -o $@ $^ $(LDLIBS)
 
 .PRECIOUS: $(BUILD)/tests/%.o
 unit: $(UNITS) ## unit tests
