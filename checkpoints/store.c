@@ -143,7 +143,8 @@ static bool clean_entry(void *context, const char *name, struct error *e) {
   const size_t n = strlen(name);
   if (n < 4 || strcmp(name + n - 4, ".tmp") != 0) return true;
   char path[STORE_PATH];
-  snprintf(path, sizeof path, "%s/%s", folder, name);
+  if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
+    return error_set(e, ERROR_CHECKPOINT, "the path of %s in %s is too long", name, folder);
   return file_remove_tree(path, ERROR_CHECKPOINT, e);
 }
 
