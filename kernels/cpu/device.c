@@ -1,0 +1,120 @@
+/* The CPU device: its table, its memory, its start and end. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+
+enum { ALIGNMENT = 256 };
+
+static int64_t scratch_bytes(const struct device *d, const struct extent *x) {
+  int threads = threads_count(((const struct cpu_device *)d)->threads);
+  int64_t group[] = {cpu_contract_scratch_bytes(x, threads), cpu_attention_scratch_bytes(x, threads),
+                     cpu_producer_scratch_bytes(x, threads)};
+  int64_t most = 0;
+  for (size_t i = 0; i < sizeof group / sizeof group[0]; i++)
+    if (group[i] > most) most = group[i];
+  return most;
+}
+
+static void set_scratch(struct device *d, void *scratch, int64_t bytes) {
+  cpu_of(d)->scratch = scratch;
+  cpu_of(d)->scratch_bytes = bytes;
+}
+
+static void *allocate(struct device *d, size_t bytes, struct error *e) {
+  (void)d;
+  size_t whole = bytes <= SIZE_MAX - ALIGNMENT ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
+  void *p = whole || !bytes ? aligned_alloc(ALIGNMENT, whole ? whole : ALIGNMENT) : NULL;
+  if (!p) {
+    error_set(e, ERROR_SYSTEM, "no memory for %zu bytes", bytes);
+    error_hint(e, "make the micro-batch or the model smaller, or run fewer ranks on this machine");
+  }
+  return p;
+}
+
+static void release(struct device *d, void *p) {
+  (void)d;
+  free(p);
+}
+
+static void clear(struct device *d, void *p, size_t bytes) {
+  (void)d;
+  if (bytes) memset(p, 0, bytes);
+}
+
+static void upload(struct device *d, void *to_device, const void *from_host, size_t bytes) {
+  (void)d;
+  if (bytes) memcpy(to_device, from_host, bytes);
+}
+
+static void download(struct device *d, void *to_host, const void *from_device, size_t bytes) {
+  (void)d;
+  if (bytes) memcpy(to_host, from_device, bytes);
+}
+
+/* Operations are done when they return, and have no faults to keep. */
+static bool synchronize(struct device *d, struct error *e) {
+  (void)d;
+  (void)e;
+  return true;
+}
+
+static void close_device(struct device *d) {
+  if (!d) return;
+  threads_destroy(cpu_of(d)->threads);
+  free(d);
+}
+
+static const struct kernels table = {
+    .backend = "cpu",
+    .refuse_encoding = cpu_refuse_encoding,
+    .scratch_bytes = scratch_bytes,
+    .set_scratch = set_scratch,
+    .allocate = allocate,
+    .release = release,
+    .clear = clear,
+    .upload = upload,
+    .download = download,
+    .synchronize = synchronize,
+    .quantise = cpu_quantise,
+    .embedding_forward = cpu_embedding_forward,
+    .embedding_backward = cpu_embedding_backward,
+    .add_rmsnorm_forward = cpu_add_rmsnorm_forward,
+    .add_rmsnorm_backward = cpu_add_rmsnorm_backward,
+    .rope_forward = cpu_rope_forward,
+    .rope_backward = cpu_rope_backward,
+    .attention_forward = cpu_attention_forward,
+    .attention_backward = cpu_attention_backward,
+    .swiglu_forward = cpu_swiglu_forward,
+    .swiglu_backward = cpu_swiglu_backward,
+    .contract = cpu_contract,
+    .cross_entropy = cpu_cross_entropy,
+    .adamw_update = cpu_adamw_update,
+    .measure = cpu_measure,
+    .close = close_device,
+};
+
+struct device *device_open(const char *backend, int threads, struct error *e) {
+  if (strcmp(backend, "cpu") != 0) {
+    error_set(e, ERROR_DEVICE, "backend \"%s\" is not built in", backend);
+    error_hint(e, "this build has: cpu");
+    return NULL;
+  }
+  if (threads < 0) {
+    error_set(e, ERROR_DEVICE, "%d threads asked of the cpu backend", threads);
+    error_hint(e, "give a positive number, or 0 for all processors");
+    return NULL;
+  }
+  struct cpu_device *d = calloc(1, sizeof *d);
+  if (!d) {
+    error_set(e, ERROR_SYSTEM, "no memory for the cpu device");
+    return NULL;
+  }
+  d->device.k = &table;
+  d->threads = threads_create(threads ? threads : threads_available(), e);
+  if (!d->threads) {
+    free(d);
+    return NULL;
+  }
+  return &d->device;
+}

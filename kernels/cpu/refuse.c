@@ -1,0 +1,50 @@
+/* Which encodings the CPU executes, and the end of a defect. */
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "kernels/cpu/cpu.h"
+
+static const char *refuse_mxfp4(const struct encoding *e) {
+  if (e->hadamard != HADAMARD_NONE) return "Hadamard transforms are not executable on the cpu backend";
+  switch (e->block) {
+    case BLOCK_1X32:
+      if (e->scale != SCALE_MX_ENCODE) return "1x32 blocks are executable with the encode scale rule only";
+      return NULL;
+    case BLOCK_2D32:
+      if (e->scale != SCALE_MX_ADAPTIVE) return "2D tiles are executable with the adaptive scale rule only";
+      if (e->rounding != ROUND_NEAREST) return "2D tiles are rounded to nearest only";
+      return NULL;
+    case BLOCK_NONE:
+    case BLOCK_1X16:
+    case BLOCK_2D16: break;
+  }
+  return "MXFP4 has blocks of 1x32 or tiles of 32x32";
+}
+
+const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e) {
+  (void)d;
+  switch (e->rounding) {
+    case ROUND_NEAREST:
+    case ROUND_STOCHASTIC: break;
+    default: return "unknown rounding";
+  }
+  switch (e->format) {
+    case FORMAT_F32:
+    case FORMAT_BF16:
+      if (e->block != BLOCK_NONE || e->scale != SCALE_NONE) return "a plain format has no blocks and no scales";
+      if (e->rounding != ROUND_NEAREST) return "a plain format is rounded to nearest only";
+      if (e->hadamard != HADAMARD_NONE) return "Hadamard transforms are not executable on the cpu backend";
+      return NULL;
+    case FORMAT_MXFP4: return refuse_mxfp4(e);
+    case FORMAT_E4M3:
+    case FORMAT_E5M2: return "FP8 operands are not executable on the cpu backend";
+    case FORMAT_NVFP4:
+    case FORMAT_NVFP4_LOCAL: return "NVFP4 operands are not executable on the cpu backend";
+  }
+  return "unknown format";
+}
+
+void cpu_defect(const char *function, const char *what) {
+  log_error("defect in %s: %s", function, what);
+  abort();
+}
