@@ -51,9 +51,14 @@ void log_line(enum log_level level, const char *format, ...) {
 }
 
 void log_failure(const struct error *e) {
-  if (!e->message[0]) return;
-  if (e->hint[0])
-    log_line(LOG_ERROR, "%s (%s)", e->message, e->hint);
-  else
-    log_line(LOG_ERROR, "%s", e->message);
+  for (const char *line = e->message; *line;) {
+    size_t length = strcspn(line, "\n");
+    const char *next = line + length + (line[length] == '\n');
+    bool last = *next == 0;
+    if (last && e->hint[0])
+      log_line(LOG_ERROR, "%.*s (%s)", (int)length, line, e->hint);
+    else
+      log_line(LOG_ERROR, "%.*s", (int)length, line);
+    line = next;
+  }
 }

@@ -22,8 +22,9 @@ void log_line(enum log_level level, const char *format, ...) __attribute__((form
 #define log_info(...) log_line(LOG_INFO, __VA_ARGS__)
 #define log_debug(...) log_line(LOG_DEBUG, __VA_ARGS__)
 
-/* Prints an error as one line: "error: MESSAGE (HINT)".  An error without a
- * message prints nothing: another rank has said it. */
+/* Prints an error: "error: MESSAGE (HINT)"; a message of several lines (a list
+ * of problems) as one such line each.  An error without a message prints
+ * nothing: another rank has said it. */
 void log_failure(const struct error *e);
 
 #endif

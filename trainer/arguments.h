@@ -1,0 +1,56 @@
+/* A command's arguments: one table, which parses them and documents them. */
+#ifndef FP4D_TRAINER_ARGUMENTS_H
+#define FP4D_TRAINER_ARGUMENTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/error.h"
+
+enum argument_type {
+  ARGUMENT_WORD,          /* positional, must be there: const char * */
+  ARGUMENT_OPTIONAL_WORD, /* positional, may be left out */
+  ARGUMENT_WORDS,         /* positional, all that are left (at least one): struct argument_list */
+  ARGUMENT_FLAG,          /* --name: bool */
+  ARGUMENT_TEXT,          /* --name VALUE or --name=VALUE: const char * */
+  ARGUMENT_INTEGER,       /* int64_t within [low, high] */
+  ARGUMENT_NUMBER,        /* double, finite */
+  ARGUMENT_REPEATED       /* --name VALUE any number of times: struct argument_list */
+};
+
+enum { ARGUMENT_LIST = 256 };
+
+struct argument_list {
+  const char *item[ARGUMENT_LIST];
+  int n;
+};
+
+/* Rows of one command; ends with a row without a name.  Positional rows stand in order. */
+struct argument {
+  const char *name;  /* "CONFIG", or "--set" */
+  const char *value; /* how help calls the value: "key=value"; NULL without one */
+  enum argument_type type;
+  size_t offset;     /* of the target in the command's struct */
+  int64_t low, high; /* ARGUMENT_INTEGER */
+  const char *help;
+};
+
+/* Every command that reads a configuration takes these two. */
+#define ARGUMENT_CONFIG(type_, member) \
+  {.name = "CONFIG", .type = ARGUMENT_WORD, .offset = offsetof(type_, member), .help = "the run's YAML file"}
+#define ARGUMENT_SETS(type_, member)                                                                         \
+  {.name = "--set", .value = "key=value", .type = ARGUMENT_REPEATED, .offset = offsetof(type_, member),      \
+   .help = "overrides the file, as in --set optimizer.lr=1e-3; `fp4d help config` lists the keys"}
+
+/* Fills *target (its members keep what they hold where nothing is given) from
+ * argv[1..argc-1]; "--" ends the flags.  False: ERROR_USAGE. */
+bool arguments_parse(const struct argument *rows, int argc, char **argv, void *target, struct error *e);
+
+/* "CONFIG [--set key=value]... [--force]" */
+void arguments_synopsis(const struct argument *rows, FILE *out);
+/* One line a row. */
+void arguments_describe(const struct argument *rows, FILE *out);
+
+#endif

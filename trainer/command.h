@@ -1,0 +1,37 @@
+/* The program's commands.
+ *
+ * A command is a function in trainer/command_NAME.c, the table of its
+ * arguments beside it, and a row in trainer/help.c.
+ */
+#ifndef FP4D_TRAINER_COMMAND_H
+#define FP4D_TRAINER_COMMAND_H
+
+#include "base/error.h"
+#include "trainer/arguments.h"
+
+struct command {
+  const char *name, *summary;
+  const struct argument *arguments;
+  int (*run)(int argc, char **argv); /* argv[0] is the command's name; returns the exit code */
+  const char *details;               /* more of the help text; lines end with \n */
+};
+
+/* Ends with a row without a name. */
+extern const struct command commands[];
+
+const struct command *command_find(const char *name); /* NULL: none */
+
+/* Prints the error; returns its exit code. */
+int command_fail(const struct error *e);
+
+/* "unknown command 'trian'; did you mean train?" in *e (ERROR_USAGE).  `also`: one
+ * more word that may have been meant, or NULL. */
+void command_unknown(const char *name, const char *also, struct error *e);
+
+void help_overview(FILE *out);
+void help_command(const struct command *c, FILE *out);
+
+extern const struct argument command_help_arguments[];
+int command_help(int argc, char **argv);
+
+#endif

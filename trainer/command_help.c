@@ -1,0 +1,36 @@
+#include <string.h>
+
+#include "trainer/command.h"
+#include "trainer/config.h"
+
+struct help_arguments {
+  const char *topic;
+  bool markdown;
+};
+
+const struct argument command_help_arguments[] = {
+    {.name = "TOPIC", .type = ARGUMENT_OPTIONAL_WORD, .offset = offsetof(struct help_arguments, topic),
+     .help = "a command, or config"},
+    {.name = "--markdown", .type = ARGUMENT_FLAG, .offset = offsetof(struct help_arguments, markdown),
+     .help = "config as Markdown (docs/config.md)"},
+    {0},
+};
+
+int command_help(int argc, char **argv) {
+  struct help_arguments a = {0};
+  struct error e = {0};
+  if (!arguments_parse(command_help_arguments, argc, argv, &a, &e)) return command_fail(&e);
+  if (!a.topic) {
+    help_overview(stdout);
+  } else if (strcmp(a.topic, "config") == 0) {
+    config_print_options(a.markdown);
+  } else {
+    const struct command *c = command_find(a.topic);
+    if (!c) {
+      command_unknown(a.topic, "config", &e);
+      return command_fail(&e);
+    }
+    help_command(c, stdout);
+  }
+  return ERROR_NONE;
+}

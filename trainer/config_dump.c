@@ -1,0 +1,98 @@
+/* The resolved configuration as YAML. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "trainer/options.h"
+
+static void write_encoding(const struct encoding *e, FILE *out) {
+  struct encoding plain = *e;
+  char text[ENCODING_TEXT];
+  plain.hadamard = HADAMARD_NONE; /* has its own key */
+  option_write_text(encoding_text(&plain, text, sizeof text), out);
+}
+
+static const char *hadamard_word(enum hadamard h) {
+  switch (h) {
+    case HADAMARD_NONE: return "none";
+    case HADAMARD_PLAIN_16: return "plain-16";
+    case HADAMARD_SIGNED_16: return "signed-16";
+    case HADAMARD_SIGNED_32: return "signed-32";
+  }
+  return "none";
+}
+
+/* Written out, not by name: a saved configuration says what was computed even
+ * where a later program has other routes. */
+static void write_route(const struct route *r, FILE *out) {
+  static const struct {
+    const char *before;
+    enum operand_role role;
+  } parts[] = {{"      fprop: {x: ", FPROP_X}, {", w: ", FPROP_W},         {"}\n      dgrad: {dy: ", DGRAD_DY},
+               {", w: ", DGRAD_W},             {"}\n      wgrad: {x: ", WGRAD_X}, {", dy: ", WGRAD_DY}};
+  fprintf(out, "route:\n  name: \"%s\"\n  linears:\n", r->name);
+  for (int i = 0; i < r->n_spans; i++) {
+    const struct route_span *s = &r->span[i];
+    fprintf(out, "    - layers: %d-%d\n", s->first, s->last);
+    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
+      fputs(parts[p].before, out);
+      write_encoding(&s->linear.operand[parts[p].role], out);
+    }
+    fprintf(out, ", hadamard: %s}\n", hadamard_word(s->linear.operand[WGRAD_X].hadamard));
+  }
+  fprintf(out, "  attention: {qk: %s", format_name(r->attention_qk));
+  fprintf(out, ", pv: %s", format_name(r->attention_pv));
+  fprintf(out, ", do: %s}\n", format_name(r->attention_d_out));
+  fprintf(out, "  head: %s\n", format_name(r->head));
+  fprintf(out, "  activations: %s\n", dtype_name(r->activations));
+}
+
+static void write_section(const struct config *c, const struct option_section *s, FILE *out) {
+  const char *indent = s->name[0] ? "  " : "";
+  if (s->name[0]) fprintf(out, "%s:\n", s->name);
+  size_t group = 0; /* length of the nested mapping's name that we are in */
+  bool skip = false;
+  const char *group_key = "";
+  for (int i = 0; i < s->n_rows; i++) {
+    const struct option *o = &s->rows[i];
+    const char *dot = strchr(o->key, '.');
+    if (o->type == OPTION_ROUTE) {
+      write_route(&c->route, out);
+      continue;
+    }
+    if (dot && group && strncmp(group_key, o->key, group + 1) == 0) {
+      if (skip) continue;
+    } else if (dot) {
+      group_key = o->key;
+      group = (size_t)(dot - o->key);
+      fprintf(out, "%s%.*s:\n", indent, (int)group, o->key);
+    } else if (o->type == OPTION_NONE) { /* its mapping follows where it is not `none` */
+      bool enabled;
+      memcpy(&enabled, (const char *)c + o->offset, sizeof enabled);
+      skip = !enabled;
+      group = skip ? strlen(o->key) : 0;
+      group_key = skip && i + 1 < s->n_rows ? s->rows[i + 1].key : "";
+      if (!skip) continue;
+    }
+    if (dot)
+      fprintf(out, "%s  %s: ", indent, dot + 1);
+    else
+      fprintf(out, "%s%s: ", indent, o->key);
+    option_write(o, c, out);
+    fputc('\n', out);
+  }
+}
+
+char *config_dump(const struct config *c) {
+  char *text = NULL;
+  size_t bytes = 0;
+  FILE *out = open_memstream(&text, &bytes);
+  if (!out) return NULL;
+  for (int i = 1; i < option_section_number; i++)
+    if (option_sections[i].base == OPTION_OF_CONFIG) write_section(c, &option_sections[i], out);
+  write_section(c, &option_sections[0], out);
+  if (fclose(out) != 0) {
+    free(text);
+    return NULL;
+  }
+  return text;
+}

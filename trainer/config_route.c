@@ -1,0 +1,96 @@
+/* A route from the words of a configuration. */
+#include <string.h>
+
+#include "trainer/config_load.h"
+
+static bool route_same(const struct route *a, const struct route *b, int n_layers) {
+  if (a->activations != b->activations || a->attention_qk != b->attention_qk || a->attention_pv != b->attention_pv ||
+      a->attention_d_out != b->attention_d_out || a->head != b->head)
+    return false;
+  for (int i = 0; i < n_layers; i++) {
+    const struct linear_route *x = route_linear(a, i), *y = route_linear(b, i);
+    for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
+      if (!encoding_equal(&x->operand[role], &y->operand[role])) return false;
+  }
+  return true;
+}
+
+/* Every block once: route_add_span refuses overlaps, here are the gaps. */
+static bool covers_all(struct config_loader *l, const struct route *r, int n_layers) {
+  bool all = true;
+  for (int i = 1; i <= n_layers;) {
+    int next = n_layers + 1; /* first span behind i */
+    bool inside = false;
+    for (int s = 0; s < r->n_spans && !inside; s++) {
+      if (r->span[s].first <= i && i <= r->span[s].last) {
+        inside = true;
+        next = r->span[s].last + 1;
+      } else if (r->span[s].first > i && r->span[s].first < next) {
+        next = r->span[s].first;
+      }
+    }
+    if (!inside) {
+      config_problem(l, "route.linears", "no entry covers blocks %d-%d of %d", i, next - 1, n_layers);
+      all = false;
+    }
+    i = next;
+  }
+  return all;
+}
+
+static bool parse_format(struct config_loader *l, const char *key, const char *word, enum format *out) {
+  struct error e = {0};
+  if (!CONFIG_SOUND(l, key)) return false;
+  if (format_parse(word, out, &e)) return true;
+  config_problem(l, key, "%s", e.message);
+  return false;
+}
+
+static void resolve_mapping(struct config_loader *l, int n_layers) {
+  const struct route_draft *draft = &l->route;
+  struct route *r = &l->config->route;
+  if (!config_record(l, "route.name")->state) config_problem(l, "route.name", "is missing: say what to call this route");
+  if (!config_record(l, "route.linears")->state || (CONFIG_SOUND(l, "route.linears") && draft->n_spans == 0))
+    config_problem(l, "route.linears", "is missing: at least one entry is needed");
+  bool good = CONFIG_SOUND(l, "route.name", "route.linears", "route.activations") && draft->n_spans > 0;
+  snprintf(r->name, sizeof r->name, "%s", draft->name);
+  r->activations = draft->activations;
+  good &= parse_format(l, "route.attention.qk", draft->attention_qk, &r->attention_qk);
+  good &= parse_format(l, "route.attention.pv", draft->attention_pv, &r->attention_pv);
+  good &= parse_format(l, "route.attention.do", draft->attention_d_out, &r->attention_d_out);
+  good &= parse_format(l, "route.head", draft->head, &r->head);
+  for (int i = 0; i < draft->n_spans && CONFIG_SOUND(l, "route.linears"); i++) {
+    const struct span_draft *s = &draft->span[i];
+    struct route_words w = {.layers = s->layers, .fprop_x = s->fprop_x, .fprop_w = s->fprop_w, .dgrad_dy = s->dgrad_dy,
+                            .dgrad_w = s->dgrad_w, .wgrad_x = s->wgrad_x, .wgrad_dy = s->wgrad_dy,
+                            .hadamard = s->hadamard};
+    struct error e = {0};
+    if (route_add_span(r, &w, n_layers, &e)) continue;
+    char label[32];
+    snprintf(label, sizeof label, "route.linears[%d]", i + 1);
+    findings_add(&l->problems, s->at, label, "%s", e.message);
+    good = false;
+  }
+  if (!good || !covers_all(l, r, n_layers)) return;
+  for (const char *const *name = route_names(); *name; name++) {
+    struct route builtin;
+    struct error e;
+    if (strcmp(*name, r->name) != 0) continue;
+    if (!route_named(*name, n_layers, &builtin, &e) || !route_same(r, &builtin, n_layers))
+      config_problem(l, "route.name", "'%s' is the name of a built-in route, and this mapping is not that route; choose another",
+                     r->name);
+  }
+}
+
+void config_resolve_route(struct config_loader *l, int n_layers) {
+  struct config *c = l->config;
+  if (!CONFIG_SOUND(l, "route")) return;
+  memset(&c->route, 0, sizeof c->route);
+  if (l->route.mapping) {
+    resolve_mapping(l, n_layers);
+  } else {
+    struct error e = {0};
+    if (!route_named(l->route.name, n_layers, &c->route, &e)) config_problem(l, "route", "%s", e.message);
+  }
+  snprintf(c->route_name, sizeof c->route_name, "%s", c->route.name);
+}

@@ -1,0 +1,71 @@
+/* The table of commands, and help made from it. */
+#include <string.h>
+
+#include "base/log.h"
+#include "trainer/command.h"
+#include "trainer/findings.h"
+#include "trainer/suggest.h"
+#include "trainer/version.h"
+
+const struct command commands[] = {
+    {"help", "this list; `fp4d help COMMAND`; `fp4d help config`", command_help_arguments, command_help,
+     "`fp4d help config` documents every key of a configuration.\n"},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+const struct command *command_find(const char *name) {
+  for (const struct command *c = commands; c->name; c++)
+    if (strcmp(c->name, name) == 0) return c;
+  return NULL;
+}
+
+int command_fail(const struct error *e) {
+  log_failure(e);
+  return (int)e->code;
+}
+
+void command_unknown(const char *name, const char *also, struct error *e) {
+  struct suggestion near = {name, NULL, 0};
+  char shown[QUOTED];
+  for (const struct command *c = commands; c->name; c++) suggest_offer(&near, c->name);
+  if (also) suggest_offer(&near, also);
+  text_quote(name, shown);
+  if (near.best)
+    error_set(e, ERROR_USAGE, "unknown command %s; did you mean %s?", shown, near.best);
+  else
+    error_set(e, ERROR_USAGE, "unknown command %s", shown);
+  error_hint(e, "`fp4d help` lists the commands");
+}
+
+void help_overview(FILE *out) {
+  static const struct {
+    enum error_code code;
+    const char *meaning;
+  } codes[] = {
+      {ERROR_NONE, ""},
+      {ERROR_USAGE, "unknown command, flag or argument"},
+      {ERROR_DATA, "corpus, token stream or tokenizer unusable"},
+      {ERROR_DEVICE, "backend absent, or it cannot execute what is asked"},
+      {ERROR_INTERNAL, "a defect of fp4d"},
+      {ERROR_SYSTEM, "memory, threads, files"},
+      {ERROR_CHECKPOINT, "checkpoint absent, damaged or not writable"},
+      {ERROR_PREEMPTED, "stopped after a complete checkpoint: start again to go on"},
+      {ERROR_COMMUNICATION, "launch, MPI or NCCL failed, or a rank was lost"},
+      {ERROR_CONFIG, "configuration wrong"},
+      {ERROR_DIVERGED, "a divergence policy said halt"},
+  };
+  fputs("fp4d: pretraining of Llama-family models with FP4, FP8 and BF16 routes\n\n", out);
+  for (const struct command *c = commands; c->name; c++) fprintf(out, "  fp4d %-9s %s\n", c->name, c->summary);
+  fputs("  fp4d --version\n\nExit codes\n", out);
+  for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
+    fprintf(out, "  %3d  %-14s %s\n", (int)codes[i].code, codes[i].code ? error_code_name(codes[i].code) : "done",
+            codes[i].meaning);
+}
+
+void help_command(const struct command *c, FILE *out) {
+  fprintf(out, "fp4d %s: %s\n\n  fp4d %s", c->name, c->summary, c->name);
+  arguments_synopsis(c->arguments, out);
+  fputs("\n\n", out);
+  arguments_describe(c->arguments, out);
+  if (c->details) fprintf(out, "\n%s", c->details);
+}

@@ -1,0 +1,278 @@
+/* The tables.  To add an option: a member in struct config and a row here. */
+#include "trainer/options.h"
+
+#include <math.h>
+#include <string.h>
+
+#define PLACE(type, member) .offset = offsetof(type, member), .size = sizeof(((type *)0)->member)
+#define IN(member) PLACE(struct config, member)
+
+#define COUNT_MAX 2147483647 /* updates: 31 bits of the random counter */
+#define ANY_MAX INT64_MAX
+
+static const struct option_word schedules[] = {
+    {"constant", SCHEDULE_CONSTANT}, {"cosine", SCHEDULE_COSINE}, {"wsd", SCHEDULE_WSD}, {NULL, 0}};
+static const struct option_word policies[] = {
+    {"record", DIVERGENCE_RECORD}, {"halt", DIVERGENCE_HALT}, {"skip", DIVERGENCE_SKIP}, {NULL, 0}};
+static const struct option_word nonfinite_policies[] = {
+    {"halt", DIVERGENCE_HALT}, {"skip", DIVERGENCE_SKIP}, {NULL, 0}};
+static const struct option_word recomputes[] = {
+    {"none", RECOMPUTE_NONE}, {"every-nth", RECOMPUTE_EVERY_NTH}, {"all", RECOMPUTE_ALL}, {NULL, 0}};
+static const struct option_word dtypes[] = {{"bf16", DTYPE_BF16}, {"fp32", DTYPE_F32}, {NULL, 0}};
+static const struct option_word tokenizers[] = {{"bytes", 0}, {NULL, 0}};
+static const struct option_word levels[] = {{"error", 0}, {"warning", 0}, {"info", 0}, {"debug", 0}, {NULL, 0}};
+
+static const struct option top_rows[] = {
+    {.key = "route", .type = OPTION_ROUTE, .fallback = "bf16",
+     .help = "Which format each contraction's operands take: a built-in route by name, or a mapping (below)."},
+    {.key = "fault", .type = OPTION_TEXT, IN(fault), .fallback = "",
+     .help = "Testing aid: one injected fault, KIND@UPDATE or KIND@UPDATE/RANK with KIND nan, spike, stall, kill or "
+             "save-error. Empty: none."},
+};
+
+static const struct option run_rows[] = {
+    {.key = "name", .type = OPTION_TEXT, IN(run.name), .name_like = true, .fallback_words = "the file's name without .yaml",
+     .help = "The run's name, in records and in the default folder."},
+    {.key = "folder", .type = OPTION_TEXT, IN(run.folder), .fallback_words = "runs/ and the name",
+     .help = "Where metrics, run header and checkpoints go."},
+    {.key = "seed", .type = OPTION_INTEGER, IN(run.seed), .low = 0, .high = ANY_MAX, .fallback = "42",
+     .help = "Seeds initial parameters and stochastic rounding."},
+    {.key = "backend", .type = OPTION_TEXT, IN(run.backend), .name_like = true, .fallback = "cpu",
+     .help = "What computes; `fp4d check` says whether this build has it."},
+    {.key = "threads", .type = OPTION_INTEGER, IN(run.threads), .low = 0, .high = 4096, .fallback = "0",
+     .help = "Worker threads of a rank. 0: cores of the host shared among its ranks."},
+    {.key = "ranks", .type = OPTION_INTEGER, IN(run.ranks), .low = 0, .high = 1048576, .fallback = "0",
+     .help = "World size that this run expects; another one is refused at start. 0: any."},
+    {.key = "stop_after_update", .type = OPTION_INTEGER, IN(run.stop_after_update), .low = 0, .high = COUNT_MAX,
+     .fallback = "0", .unit = "updates",
+     .help = "Checkpoint and leave (exit code 75) after this update: for time slices. 0: off."},
+};
+
+static const struct option model_rows[] = {
+    {.key = "preset", .type = OPTION_TEXT, IN(model.preset), .name_like = true, .fallback = "",
+     .help = "A named model as the base; the keys below override it. Empty: none, the shape is all given here."},
+    {.key = "vocab_size", .type = OPTION_INTEGER, IN(model.shape.vocab_size), .low = 2, .high = 16777216,
+     .fallback_words = "the preset's", .unit = "tokens", .help = "Rows of the embedding table and of the head."},
+    {.key = "hidden_size", .type = OPTION_INTEGER, IN(model.shape.hidden_size), .low = 1, .high = 1048576,
+     .fallback_words = "the preset's", .help = "Width of the residual stream."},
+    {.key = "ffn_size", .type = OPTION_INTEGER, IN(model.shape.ffn_size), .low = 1, .high = 1048576,
+     .fallback_words = "the preset's", .help = "Width of gate and up."},
+    {.key = "n_layers", .type = OPTION_INTEGER, IN(model.shape.n_layers), .low = 1, .high = 450,
+     .fallback_words = "the preset's", .help = "Blocks."},
+    {.key = "n_heads", .type = OPTION_INTEGER, IN(model.shape.n_heads), .low = 1, .high = 65536,
+     .fallback_words = "the preset's", .help = "Query heads."},
+    {.key = "n_kv_heads", .type = OPTION_INTEGER, IN(model.shape.n_kv_heads), .low = 1, .high = 65536,
+     .fallback_words = "the preset's, else n_heads", .help = "Key and value heads (grouped-query attention)."},
+    {.key = "head_dim", .type = OPTION_INTEGER, IN(model.shape.head_dim), .low = 1, .high = 65536,
+     .fallback_words = "the preset's; hidden_size / n_heads where one of these is given",
+     .help = "Width of a head."},
+    {.key = "tied", .type = OPTION_BOOL, IN(model.shape.tied), .fallback_words = "the preset's, else false",
+     .help = "The head is the embedding table."},
+    {.key = "norm_eps", .type = OPTION_NUMBER, IN(model.shape.norm_eps), .lower = 0, .lower_open = true, .upper = 1,
+     .upper_open = true, .fallback_words = "the preset's, else 1e-05", .help = "Epsilon of RMSNorm."},
+    {.key = "rope_theta", .type = OPTION_NUMBER, IN(model.shape.rope_theta), .lower = 1, .lower_open = true,
+     .upper = 1e12, .fallback_words = "the preset's, else 500000", .help = "Base of the rotary frequencies."},
+    {.key = "rope_scaling", .type = OPTION_NONE, IN(model.shape.rope_scaling.enabled),
+     .fallback_words = "the preset's, else none",
+     .help = "Llama-3.1 scaling of the rotary frequencies: the four keys below as a mapping, or none."},
+    {.key = "rope_scaling.factor", .type = OPTION_NUMBER, IN(model.shape.rope_scaling.factor), .lower = 1,
+     .upper = 1e6, .fallback_words = "the preset's", .help = "How far the low frequencies are stretched."},
+    {.key = "rope_scaling.low_freq_factor", .type = OPTION_NUMBER, IN(model.shape.rope_scaling.low_freq_factor),
+     .lower = 0, .lower_open = true, .upper = 1e6, .fallback_words = "the preset's",
+     .help = "Wavelengths above original_max_position over this are scaled fully."},
+    {.key = "rope_scaling.high_freq_factor", .type = OPTION_NUMBER, IN(model.shape.rope_scaling.high_freq_factor),
+     .lower = 0, .lower_open = true, .upper = 1e6, .fallback_words = "the preset's",
+     .help = "Wavelengths below original_max_position over this are left alone."},
+    {.key = "rope_scaling.original_max_position", .type = OPTION_INTEGER,
+     IN(model.shape.rope_scaling.original_max_position), .low = 1, .high = 1073741824,
+     .fallback_words = "the preset's", .unit = "tokens", .help = "Context length that was trained before scaling."},
+};
+
+static const struct option data_rows[] = {
+    {.key = "sources", .type = OPTION_TEXTS, IN(data.sources), .fallback = "",
+     .help = "Text files, or folders searched for them, that `fp4d prepare` makes the streams from."},
+    {.key = "train", .type = OPTION_TEXT, IN(data.train), .fallback_words = "none: must be given",
+     .help = "Token stream to train on."},
+    {.key = "validation", .type = OPTION_TEXT, IN(data.validation), .fallback = "",
+     .help = "Token stream to validate on. Empty: no validation."},
+    {.key = "validation_fraction", .type = OPTION_NUMBER, IN(data.validation_fraction), .lower = 0, .upper = 1,
+     .upper_open = true, .fallback = "0.01",
+     .help = "Share of documents that `fp4d prepare` keeps for validation."},
+    {.key = "seed", .type = OPTION_INTEGER, IN(data.seed), .low = 0, .high = ANY_MAX, .fallback = "1",
+     .help = "Keys the order of documents and of samples."},
+    {.key = "allow_change", .type = OPTION_BOOL, IN(data.allow_change), .fallback = "false",
+     .help = "Resume although the stream's content is another than at the checkpoint."},
+    {.key = "tokenizer", .type = OPTION_CHOICE, IN(data.tokenizer), .words = tokenizers, .fallback = "bytes",
+     .help = "How text becomes token ids; bytes: 256 byte values, begin and end of text."},
+};
+
+static const struct option train_rows[] = {
+    {.key = "updates", .type = OPTION_INTEGER, IN(train.updates), .low = 1, .high = COUNT_MAX, .fallback = "1000",
+     .unit = "updates", .help = "Length of the run."},
+    {.key = "global_batch", .type = OPTION_INTEGER, IN(train.global_batch), .low = 1, .high = 16777216,
+     .fallback = "8", .unit = "samples", .help = "Samples of an update, over all ranks."},
+    {.key = "local_batch", .type = OPTION_INTEGER, IN(train.local_batch), .low = 1, .high = 65536, .fallback = "1",
+     .unit = "samples", .help = "Samples that a rank computes at once."},
+    {.key = "accumulation", .type = OPTION_INTEGER, IN(train.accumulation), .low = 0, .high = 16777216,
+     .fallback = "0", .unit = "micro-batches",
+     .help = "Micro-batches of a rank in an update. 0: global_batch / (local_batch x ranks), which must be whole."},
+    {.key = "seq_len", .type = OPTION_INTEGER, IN(train.seq_len), .low = 1, .high = 4194304, .fallback = "1024",
+     .unit = "tokens", .help = "Tokens of a sample."},
+    {.key = "recompute", .type = OPTION_WORD, IN(train.recompute), .words = recomputes, .fallback = "none",
+     .help = "Which blocks compute their forward pass again in backward instead of keeping activations."},
+    {.key = "recompute_every", .type = OPTION_INTEGER, IN(train.recompute_every), .low = 1, .high = 450,
+     .fallback = "2", .unit = "blocks", .help = "With recompute: every-nth, blocks n, 2n, ... are recomputed."},
+    {.key = "head_chunk", .type = OPTION_INTEGER, IN(train.head_chunk), .low = 0, .high = 1073741824,
+     .fallback = "0", .unit = "tokens", .help = "Tokens whose logits exist at once. 0: chosen."},
+    {.key = "param_dtype", .type = OPTION_WORD, IN(train.param_dtype), .words = dtypes, .fallback = "bf16",
+     .help = "Type of the parameters that contractions read."},
+    {.key = "master", .type = OPTION_BOOL, IN(train.master), .fallback_words = "true with bf16 parameters, else false",
+     .help = "Keep FP32 master weights. false with bf16 parameters: the update is rounded stochastically."},
+    {.key = "overfit_one_batch", .type = OPTION_BOOL, IN(train.overfit_one_batch), .fallback = "false",
+     .help = "Every update reads the samples of the first: a check that a set-up can learn at all."},
+};
+
+static const struct option optimizer_rows[] = {
+    {.key = "lr", .type = OPTION_NUMBER, IN(optimizer.lr), .lower = 0, .upper = 100, .fallback = "0.0003",
+     .help = "Peak learning rate."},
+    {.key = "min_lr", .type = OPTION_NUMBER, IN(optimizer.min_lr), .lower = 0, .upper = 100, .fallback = "0",
+     .help = "Learning rate at the end of a cosine or WSD decay."},
+    {.key = "beta1", .type = OPTION_NUMBER, IN(optimizer.beta1), .lower = 0, .upper = 1, .upper_open = true,
+     .fallback = "0.9", .help = "AdamW: decay of the first moment."},
+    {.key = "beta2", .type = OPTION_NUMBER, IN(optimizer.beta2), .lower = 0, .upper = 1, .upper_open = true,
+     .fallback = "0.95", .help = "AdamW: decay of the second moment."},
+    {.key = "eps", .type = OPTION_NUMBER, IN(optimizer.eps), .lower = 1e-30, .upper = 1, .fallback = "1e-08",
+     .help = "AdamW: added to the root of the second moment."},
+    {.key = "weight_decay", .type = OPTION_NUMBER, IN(optimizer.weight_decay), .lower = 0, .upper = 100,
+     .fallback = "0.1", .help = "AdamW: decoupled weight decay of matrices; gains have none."},
+    {.key = "clip", .type = OPTION_NUMBER, IN(optimizer.clip), .lower = 0, .upper = 1e30, .fallback = "1",
+     .help = "Largest global gradient norm. 0: no clipping."},
+    {.key = "schedule", .type = OPTION_WORD, IN(optimizer.schedule), .words = schedules, .fallback = "constant",
+     .help = "Learning rate after warm-up; wsd: constant, then linear to min_lr over the last decay_updates."},
+    {.key = "warmup_updates", .type = OPTION_INTEGER, IN(optimizer.warmup_updates), .low = 0, .high = COUNT_MAX,
+     .fallback = "0", .unit = "updates", .help = "Linear warm-up."},
+    {.key = "decay_updates", .type = OPTION_INTEGER, IN(optimizer.decay_updates), .low = 0, .high = COUNT_MAX,
+     .fallback = "0", .unit = "updates",
+     .help = "wsd: length of the last phase. cosine: length of the decay after warm-up, 0: to the end."},
+};
+
+static const struct option checkpoint_rows[] = {
+    {.key = "every", .type = OPTION_INTEGER, IN(checkpoint.every), .low = 0, .high = COUNT_MAX, .fallback = "0",
+     .unit = "updates", .help = "Save after each n-th update. 0: only on signals and at the end."},
+    {.key = "keep", .type = OPTION_INTEGER, IN(checkpoint.keep), .low = 0, .high = 1000000, .fallback = "3",
+     .unit = "checkpoints", .help = "How many of the newest to keep. 0: all."},
+    {.key = "at_end", .type = OPTION_BOOL, IN(checkpoint.at_end), .fallback = "true",
+     .help = "Save after the last update."},
+};
+
+static const struct option validation_rows[] = {
+    {.key = "every", .type = OPTION_INTEGER, IN(validation.every), .low = 0, .high = COUNT_MAX, .fallback = "0",
+     .unit = "updates", .help = "Validate after each n-th update. 0: only at the end."},
+    {.key = "samples", .type = OPTION_INTEGER, IN(validation.samples), .low = 0, .high = 1099511627776,
+     .fallback = "0", .unit = "samples",
+     .help = "Samples read, from the start of the validation stream: the same every time. 0: all."},
+};
+
+static const struct option divergence_rows[] = {
+    {.key = "nonfinite", .type = OPTION_WORD, IN(divergence.nonfinite), .words = nonfinite_policies,
+     .fallback = "halt", .help = "On NaN or infinity in loss or gradients. No parameter is touched either way."},
+    {.key = "grad_norm", .type = OPTION_WORD, IN(divergence.grad_norm), .words = policies, .fallback = "record",
+     .help = "On a gradient norm above grad_norm_z."},
+    {.key = "loss", .type = OPTION_WORD, IN(divergence.loss), .words = policies, .fallback = "record",
+     .help = "On a loss above loss_z."},
+    {.key = "grad_norm_z", .type = OPTION_NUMBER, IN(divergence.grad_norm_z), .lower = 0, .lower_open = true,
+     .upper = 1e30, .fallback = "8", .unit = "standard deviations",
+     .help = "Distance above the window's mean that counts as an explosion."},
+    {.key = "loss_z", .type = OPTION_NUMBER, IN(divergence.loss_z), .lower = 0, .lower_open = true, .upper = 1e30,
+     .fallback = "6", .unit = "standard deviations", .help = "Distance above the window's mean that counts as a spike."},
+    {.key = "window", .type = OPTION_INTEGER, IN(divergence.window), .low = 2, .high = 1024, .fallback = "128",
+     .unit = "updates", .help = "Updates that the running statistics cover."},
+};
+
+static const struct option limits_rows[] = {
+    {.key = "start_s", .type = OPTION_NUMBER, IN(limits.start_s), .lower = 0, .lower_open = true, .upper = 1e6,
+     .fallback = "1800", .unit = "s", .help = "Longest time from start to the end of the first update."},
+    {.key = "update_s", .type = OPTION_NUMBER, IN(limits.update_s), .lower = 0, .lower_open = true, .upper = 1e6,
+     .fallback = "600", .unit = "s", .help = "Longest update; then every rank leaves with exit code 76."},
+    {.key = "save_s", .type = OPTION_NUMBER, IN(limits.save_s), .lower = 0, .lower_open = true, .upper = 1e6,
+     .fallback = "3600", .unit = "s", .help = "Longest checkpoint save."},
+    {.key = "heartbeat_s", .type = OPTION_NUMBER, IN(limits.heartbeat_s), .lower = 0, .lower_open = true,
+     .upper = 1e6, .fallback = "20", .unit = "s", .help = "Silence after which a rank counts as lost."},
+};
+
+static const struct option log_rows[] = {
+    {.key = "every", .type = OPTION_INTEGER, IN(log.every), .low = 1, .high = COUNT_MAX, .fallback = "1",
+     .unit = "updates", .help = "Print a line for each n-th update; metrics.jsonl has them all."},
+    {.key = "peak_flops", .type = OPTION_NUMBER, IN(log.peak_flops), .lower = 0, .upper = 1e20, .fallback = "0",
+     .unit = "FLOP/s", .help = "Peak of one rank, for MFU. 0: measured (cpu) or from the device table."},
+    {.key = "level", .type = OPTION_CHOICE, IN(log.level), .words = levels, .fallback = "info",
+     .help = "How much is printed."},
+};
+
+static const struct option route_rows[] = {
+    {.key = "name", .type = OPTION_TEXT, PLACE(struct route_draft, name), .name_like = true,
+     .fallback_words = "none: must be given",
+     .help = "What records call this route. A built-in route's name is refused unless the content is that route's."},
+    {.key = "linears", .type = OPTION_SPANS, .fallback_words = "none: must be given",
+     .help = "One entry for each range of blocks (below); together they cover every block once."},
+    {.key = "attention.qk", .type = OPTION_TEXT, PLACE(struct route_draft, attention_qk), .name_like = true,
+     .fallback = "bf16", .help = "Format of Q and K."},
+    {.key = "attention.pv", .type = OPTION_TEXT, PLACE(struct route_draft, attention_pv), .name_like = true,
+     .fallback = "bf16", .help = "Format of P and V."},
+    {.key = "attention.do", .type = OPTION_TEXT, PLACE(struct route_draft, attention_d_out), .name_like = true,
+     .fallback = "bf16", .help = "Format of dO in attention's backward."},
+    {.key = "head", .type = OPTION_TEXT, PLACE(struct route_draft, head), .name_like = true, .fallback = "bf16",
+     .help = "Format of both operands of the head's contractions."},
+    {.key = "activations", .type = OPTION_WORD, PLACE(struct route_draft, activations), .words = dtypes,
+     .fallback = "bf16", .help = "Type of what flows between contractions."},
+};
+
+#define SPAN(member) PLACE(struct span_draft, member)
+static const struct option span_rows[] = {
+    {.key = "layers", .type = OPTION_TEXT, SPAN(layers), .fallback = "all",
+     .help = "Blocks, counted from 1: all, 1-27, 28-32, 5, last-4."},
+    {.key = "fprop.x", .type = OPTION_TEXT, SPAN(fprop_x), .fallback_words = "none: must be given",
+     .help = "Y = X W^T: the input. FORMAT[/BLOCK][/SCALE-RULE][/sr], as in mxfp4, mxfp4/2d32, mxfp4/sr, bf16."},
+    {.key = "fprop.w", .type = OPTION_TEXT, SPAN(fprop_w), .fallback_words = "none: must be given",
+     .help = "The weight."},
+    {.key = "dgrad.dy", .type = OPTION_TEXT, SPAN(dgrad_dy), .fallback_words = "none: must be given",
+     .help = "dX = dY W: the output's gradient."},
+    {.key = "dgrad.w", .type = OPTION_TEXT, SPAN(dgrad_w), .fallback = "same",
+     .help = "The weight; same: encoded as in fprop."},
+    {.key = "wgrad.x", .type = OPTION_TEXT, SPAN(wgrad_x), .fallback_words = "none: must be given",
+     .help = "dW = dY^T X: the input."},
+    {.key = "wgrad.dy", .type = OPTION_TEXT, SPAN(wgrad_dy), .fallback_words = "none: must be given",
+     .help = "The output's gradient."},
+    {.key = "wgrad.hadamard", .type = OPTION_TEXT, SPAN(hadamard), .name_like = true, .fallback = "none",
+     .help = "Transform of both wgrad operands along tokens: none, plain-16, signed-16, signed-32."},
+};
+
+#define ROWS(rows) rows, (int)(sizeof rows / sizeof rows[0])
+const struct option_section option_sections[] = {
+    {"", "Top level", OPTION_OF_CONFIG, ROWS(top_rows)},
+    {"run", "The run", OPTION_OF_CONFIG, ROWS(run_rows)},
+    {"model", "The model", OPTION_OF_CONFIG, ROWS(model_rows)},
+    {"data", "Data", OPTION_OF_CONFIG, ROWS(data_rows)},
+    {"train", "Training", OPTION_OF_CONFIG, ROWS(train_rows)},
+    {"optimizer", "Optimizer and schedule", OPTION_OF_CONFIG, ROWS(optimizer_rows)},
+    {"checkpoint", "Checkpoints", OPTION_OF_CONFIG, ROWS(checkpoint_rows)},
+    {"validation", "Validation", OPTION_OF_CONFIG, ROWS(validation_rows)},
+    {"divergence", "Divergence policies", OPTION_OF_CONFIG, ROWS(divergence_rows)},
+    {"limits", "Time limits of the watchdog", OPTION_OF_CONFIG, ROWS(limits_rows)},
+    {"log", "Console", OPTION_OF_CONFIG, ROWS(log_rows)},
+    {"route", "A route written out", OPTION_OF_ROUTE, ROWS(route_rows)},
+    {"route.linears[]", "An entry of a route's linears", OPTION_OF_SPAN, ROWS(span_rows)},
+};
+const int option_section_number = (int)(sizeof option_sections / sizeof option_sections[0]);
+
+const struct option_section *option_section(const char *name) {
+  for (int i = 0; i < option_section_number; i++)
+    if (strcmp(option_sections[i].name, name) == 0) return &option_sections[i];
+  return NULL;
+}
+
+const struct option *option_find(const struct option_section *s, const char *key) {
+  for (int i = 0; i < s->n_rows; i++)
+    if (strcmp(s->rows[i].key, key) == 0) return &s->rows[i];
+  return NULL;
+}
