@@ -107,16 +107,23 @@ static bool check_size(int64_t n, int64_t size, const char *what, struct error *
   return error_set(e, ERROR_INTERNAL, "%s over %lld elements", what, (long long)n);
 }
 
+/* The watchdog names ranks that wait for nobody first. */
+static void begin_wait(struct comm *c) { atomic_store(&c->waiting, true); }
+static bool end_wait(struct comm *c, bool good) {
+  atomic_store(&c->waiting, false);
+  return good;
+}
+
 static bool reduce(struct comm *c, const struct reduction *r, void *x, int64_t n, struct error *e) {
   if (!check_size(n, r->size, r->what, e)) return false;
   if (c->world == 1 || n == 0) return true;
-  if (n <= SMALL_BYTES / r->size / c->world) return reduce_small(c, r, x, n, e);
+  begin_wait(c);
+  if (n <= SMALL_BYTES / r->size / c->world) return end_wait(c, reduce_small(c, r, x, n, e));
   int64_t piece = COMM_PIECE_BYTES / r->size;
-  for (int64_t done = 0; done < n; done += piece) {
-    int64_t count = n - done < piece ? n - done : piece;
-    if (!reduce_piece(c, r, (char *)x + done * r->size, count, e)) return false;
-  }
-  return true;
+  bool good = true;
+  for (int64_t done = 0; done < n && good; done += piece)
+    good = reduce_piece(c, r, (char *)x + done * r->size, n - done < piece ? n - done : piece, e);
+  return end_wait(c, good);
 }
 
 bool comm_sum_f32(struct comm *c, float *x, int64_t n, struct error *e) {
@@ -145,43 +152,45 @@ bool comm_broadcast(struct comm *c, void *x, int64_t bytes, int root, struct err
     return error_set(e, ERROR_INTERNAL, "broadcast from rank %d of %d", root, c->world);
   if (c->world == 1) return true;
   const int64_t piece = (int64_t)64 << 20;
-  for (int64_t done = 0; done < bytes; done += piece) {
-    int64_t count = bytes - done < piece ? bytes - done : piece;
-    int result = MPI_Bcast((char *)x + done, (int)count, MPI_BYTE, root, c->ranks);
-    if (result != MPI_SUCCESS) return comm_mpi_failed(c, result, "broadcast", e);
-  }
-  return true;
+  int result = MPI_SUCCESS;
+  begin_wait(c);
+  for (int64_t done = 0; done < bytes && result == MPI_SUCCESS; done += piece)
+    result = MPI_Bcast((char *)x + done, (int)(bytes - done < piece ? bytes - done : piece), MPI_BYTE, root, c->ranks);
+  return end_wait(c, result == MPI_SUCCESS || comm_mpi_failed(c, result, "broadcast", e));
 }
 
 bool comm_gather_all(struct comm *c, void *all, const void *x, int64_t bytes, struct error *e) {
   if (!check_size(bytes, c->world, "gather", e)) return false;
-  if (bytes == 0) return true;
-  if (c->world == 1) {
-    memmove(all, x, (size_t)bytes);
+  if (c->world == 1 || bytes == 0) {
+    if (bytes) memmove(all, x, (size_t)bytes);
     return true;
   }
   int64_t piece = c->buffer_bytes / c->world;
+  begin_wait(c);
   for (int64_t done = 0; done < bytes; done += piece) {
     int64_t count = bytes - done < piece ? bytes - done : piece;
     int result = MPI_Allgather((const char *)x + done, (int)count, MPI_BYTE, c->buffer, (int)count, MPI_BYTE, c->ranks);
-    if (result != MPI_SUCCESS) return comm_mpi_failed(c, result, "gather", e);
+    if (result != MPI_SUCCESS) return end_wait(c, comm_mpi_failed(c, result, "gather", e));
     for (int rank = 0; rank < c->world; rank++)
       memcpy((char *)all + rank * bytes + done, c->buffer + rank * count, (size_t)count);
   }
-  return true;
+  return end_wait(c, true);
 }
 
 bool comm_barrier(struct comm *c, struct error *e) {
   if (c->world == 1) return true;
+  begin_wait(c);
   int result = MPI_Barrier(c->ranks);
-  return result == MPI_SUCCESS || comm_mpi_failed(c, result, "barrier", e);
+  return end_wait(c, result == MPI_SUCCESS || comm_mpi_failed(c, result, "barrier", e));
 }
 
 bool comm_agree(struct comm *c, bool good, struct error *e) {
   if (c->world == 1) return good;
   struct error mine;
   int first = good ? c->world : c->rank; /* the first failing rank: a minimum, exact in any order */
+  begin_wait(c);
   int result = MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, c->ranks);
+  end_wait(c, true);
   if (result != MPI_SUCCESS) return comm_mpi_failed(c, result, "agreement of all ranks", e);
   if (first == c->world) return true;
   if (first == c->rank && e)

@@ -23,11 +23,13 @@ struct line {
   bool sent_last; /* the leaving beat is on its way */
 };
 
-static struct beat beat_of(const struct watch *w, double now) {
+static struct beat beat_of(const struct comm *c, double now) {
+  const struct watch *w = &c->watch;
   struct beat b = {.update = w->update,
                    .operation_s = now - w->operation_began,
                    .phase = (int32_t)w->phase,
-                   .leaving = w->stop_heartbeat};
+                   .leaving = w->stop_heartbeat,
+                   .waiting = atomic_load(&c->waiting)};
   snprintf(b.operation, sizeof b.operation, "%s", w->operation);
   return b;
 }
@@ -80,7 +82,7 @@ void *comm_heartbeat_run(void *argument) {
   bool at_rest = false;
   while (result == MPI_SUCCESS && !at_rest) {
     pthread_mutex_lock(&w->lock);
-    struct beat beat = beat_of(w, clock_seconds());
+    struct beat beat = beat_of(c, clock_seconds());
     double tick = comm_tick(&w->limits);
     pthread_mutex_unlock(&w->lock);
 

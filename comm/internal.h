@@ -24,6 +24,7 @@ struct beat {
   double operation_s; /* how long in `operation` at the time of sending */
   int32_t phase;
   int32_t leaving; /* the last beat of a rank that closes in good order */
+  int32_t waiting; /* inside a collective: held up by another rank, perhaps */
   char operation[64];
 };
 
@@ -64,6 +65,7 @@ struct comm {
   char *buffer;      /* buffer_bytes, for collectives */
   int64_t buffer_bytes;
   int *counts, *places, *receive_counts, *receive_places; /* world each */
+  atomic_bool waiting; /* the caller's thread is inside a collective */
   struct watch watch;
 };
 

@@ -3,8 +3,9 @@
  *
  * It compares clocks and never calls MPI.  Rank 0 hears every rank and judges
  * for all; the others judge rank 0's silence, one after another, so that one
- * line is printed.  A limit is held against the rank that lags: where one rank
- * saves, those that wait for it are given the time of a save.
+ * line is printed.  A limit is held against the ranks that lag: where one of
+ * them saves, all have the time of a save.  The rank named is one that waits for
+ * nobody, where there is one.
  */
 #include <math.h>
 #include <signal.h>
@@ -43,6 +44,8 @@ struct place {
   const char *operation;
   int64_t update;
   double operation_s, limit_s;
+  double since_s; /* age of this knowledge, at most */
+  bool waiting;
 };
 
 static double limit_of(const struct watch *w, enum comm_phase phase) {
@@ -59,19 +62,30 @@ static double limit_of(const struct watch *w, enum comm_phase phase) {
 
 static struct place own_place(const struct comm *c, double now) {
   const struct watch *w = &c->watch;
-  return (struct place){c->rank, w->operation, w->update, now - w->operation_began, limit_of(w, w->phase)};
+  return (struct place){.rank = c->rank,
+                        .operation = w->operation,
+                        .update = w->update,
+                        .operation_s = now - w->operation_began,
+                        .limit_s = limit_of(w, w->phase),
+                        .waiting = atomic_load(&c->waiting)};
 }
 
 static struct place peer_place(const struct watch *w, const struct peer *p, double now) {
-  if (!p->known) return (struct place){p->rank, "start", -1, now - p->heard, limit_of(w, COMM_START)};
-  /* What it said is up to three ticks old; it may have gone on since. */
-  double age = now - p->heard - 3 * comm_tick(&w->limits);
-  return (struct place){p->rank, p->beat.operation, p->beat.update, p->beat.operation_s + fmax(age, 0),
-                        limit_of(w, (enum comm_phase)p->beat.phase)};
+  double silent_s = now - p->heard;
+  if (!p->known)
+    return (struct place){
+        .rank = p->rank, .operation = "start", .update = -1, .operation_s = silent_s, .limit_s = limit_of(w, COMM_START)};
+  return (struct place){.rank = p->rank,
+                        .operation = p->beat.operation,
+                        .update = p->beat.update,
+                        .operation_s = p->beat.operation_s + silent_s,
+                        .limit_s = limit_of(w, (enum comm_phase)p->beat.phase),
+                        .since_s = silent_s + 2 * comm_tick(&w->limits),
+                        .waiting = p->beat.waiting};
 }
 
 static bool same_place(const struct place *a, const struct place *b) {
-  return a->update == b->update && strcmp(a->operation, b->operation) == 0;
+  return a->update == b->update && a->waiting == b->waiting && strcmp(a->operation, b->operation) == 0;
 }
 
 static size_t append(char *text, size_t used, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -85,7 +99,7 @@ static size_t append(char *text, size_t used, const char *format, ...) {
 }
 
 static size_t append_place(char *text, size_t used, const struct place *p) {
-  used = append(text, used, "in '%s'", p->operation);
+  used = append(text, used, "%sin '%s'", p->waiting ? "waiting " : "", p->operation);
   return p->update < 0 ? used : append(text, used, " of update %lld", (long long)p->update);
 }
 
@@ -113,7 +127,7 @@ static bool find_silence(const struct comm *c, double now, char *text) {
   return true;
 }
 
-/* "; elsewhere: 3 ranks in 'x' of update 7, rank 2 in 'y' of update 7". */
+/* "; elsewhere: 3 ranks waiting in 'x' of update 7, rank 2 in 'y' of update 7". */
 static void append_elsewhere(char *text, size_t used, const struct place *places, int n, const struct place *culprit) {
   const char *lead = "; elsewhere: ";
   int groups = 0;
@@ -136,7 +150,12 @@ static void append_elsewhere(char *text, size_t used, const struct place *places
   }
 }
 
-/* An operation beyond its limit on the rank that lags. */
+/* Whether `a` rather than `b` holds the others up: it waits for nobody, or came to its operation first. */
+static bool holds_up(const struct place *a, const struct place *b) {
+  return a->waiting != b->waiting ? b->waiting : a->operation_s > b->operation_s;
+}
+
+/* An operation beyond its limit, among the ranks that lag: those at the lowest update. */
 static bool find_overrun(const struct comm *c, double now, char *text) {
   const struct watch *w = &c->watch;
   struct place *places = w->places;
@@ -151,16 +170,17 @@ static bool find_overrun(const struct comm *c, double now, char *text) {
   for (int i = 1; i < n; i++)
     if (places[i].update < update) update = places[i].update;
   const struct place *culprit = NULL;
-  double limit = 0;
+  double limit = 0, longest = 0;
   for (int i = 0; i < n; i++) {
     if (places[i].update != update) continue;
     limit = fmax(limit, places[i].limit_s);
-    if (!culprit || places[i].operation_s > culprit->operation_s) culprit = &places[i];
+    longest = fmax(longest, places[i].operation_s - places[i].since_s); /* it may have gone on since */
+    if (!culprit || holds_up(&places[i], culprit)) culprit = &places[i];
   }
-  if (culprit->operation_s <= limit) return false;
+  if (longest <= limit) return false;
   size_t used = append(text, 0, "rank %d has been ", culprit->rank);
   used = append_place(text, used, culprit);
-  used = append(text, used, " for %.1f s, beyond the limit of %g s", culprit->operation_s, limit);
+  used = append(text, used, " for %.1f s (limit %g s)", culprit->operation_s, limit);
   append_elsewhere(text, used, places, n, culprit);
   return true;
 }

@@ -182,8 +182,8 @@ struct kernels {
   /* y = x[tokens, hidden] of table[vocab, hidden] by token id. */
   void (*embedding_forward)(struct device *d, struct matrix *x, const struct matrix *table,
                             const int32_t *tokens);
-  /* d_table[vocab, hidden] (FP32) += sums of dx rows by token id, in token
-   * order for each id. */
+  /* d_table[vocab, hidden] (FP32): row tokens[t] += dx row t, one token after
+   * the other in token order. */
   void (*embedding_backward)(struct device *d, float *d_table, const struct matrix *dx,
                              const int32_t *tokens, int64_t vocab_size);
 
@@ -244,14 +244,18 @@ struct kernels {
                         const int32_t *targets, float grad_scale);
 
   /* One tensor of n elements.  master NULL: the parameter is the only copy and,
-   * when it is BF16, is rounded stochastically by `draw` (one call per 8
-   * elements; block index = element / 8, low halves of the words first).
+   * when it is BF16, is rounded stochastically by `draw`: one call per 8
+   * elements; element e of the tensor takes 16-bit field e % 8 of block e / 8,
+   * field 2j being the low half of word j and 2j+1 its high half.
+   * draw->first_sample is the element that param[0] is in its tensor, so slices
+   * draw as the whole would; bits of the block above 32 stand as the sample.
    * *measured is added to; may be NULL. */
   void (*adamw_update)(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v,
                        const float *grad, int64_t n, const struct adamw *a, const struct draw *draw,
                        struct update_measure *measured);
 
-  /* Sum of squares, non-finite count and amax of a matrix, by the fixed tree;
+  /* Sum of squares, non-finite count and amax of a matrix, by the fixed tree
+   * for long sums (kernels/reduce.h), as are adamw_update's two sums;
    * added to (amax: maximum taken with) *measured. */
   void (*measure)(struct device *d, struct measure *measured, const struct matrix *x);
 

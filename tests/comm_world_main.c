@@ -197,15 +197,30 @@ static int train(struct comm *c, enum fault fault, int victim, const struct comm
   return 0;
 }
 
-static void ignore(int signal_number) { (void)signal_number; }
+static volatile sig_atomic_t stop_asked;
+static void take_signal(int signal_number) { stop_asked |= signal_number == SIGUSR2; }
+
+/* Works until some rank is told to stop; leaves in good order with 75. */
+static int wait_for_signal(struct comm *c) {
+  struct error e;
+  if (comm_rank(c) == 0) printf("waiting\n"), fflush(stdout);
+  for (double until = clock_seconds() + 20; clock_seconds() < until;) {
+    int64_t asked = stop_asked;
+    if (!comm_or_i64(c, &asked, 1, &e)) return 1;
+    if (asked) return ERROR_PREEMPTED;
+    sleep_s(0.05);
+  }
+  return 1;
+}
 
 int main(int argc, char **argv) {
   if (argc < 2) return ERROR_USAGE;
   const char *mode = argv[1];
   int argument = argc > 2 ? atoi(argv[2]) : 0;
   /* As the trainer's handler: SIGTERM alone does not end a rank. */
-  struct sigaction action = {.sa_handler = ignore};
+  struct sigaction action = {.sa_handler = take_signal};
   sigaction(SIGTERM, &action, NULL);
+  sigaction(SIGUSR2, &action, NULL);
 
   struct error e;
   struct comm *c = comm_open(strcmp(mode, "open") == 0 ? argument : 0, &e);
@@ -216,7 +231,7 @@ int main(int argc, char **argv) {
   log_setup(comm_rank(c), comm_world(c), LOG_INFO);
   struct comm_limits limits = quick;
   int status = 0;
-  if (strcmp(mode, "open") == 0) {
+  if (strcmp(mode, "open") == 0) { /* argument: the expected world */
     printf("world %d\n", comm_world(c));
   } else if (strcmp(mode, "collectives") == 0) {
     status = collectives(c);
@@ -239,6 +254,8 @@ int main(int argc, char **argv) {
   } else if (strcmp(mode, "slow-save") == 0) {
     limits.update_s = 2;
     status = train(c, FAULT_SLOW_SAVE, argument, &limits);
+  } else if (strcmp(mode, "signal") == 0) {
+    status = wait_for_signal(c);
   } else {
     status = ERROR_USAGE;
   }

@@ -1,0 +1,142 @@
+/* The definition of causal grouped-query attention with P in FP32, and what
+ * its forward and backward share.
+ *
+ * Query head h reads kv head h / group, group = n_heads / n_kv_heads.  For
+ * query i only keys j <= i exist: a later token takes no part in any sum, not
+ * even as a zero.  All values are FP32; sums run in the order written.
+ *
+ *   scale = 1 / sqrt(head_dim),  kappa = scale * log2(e)
+ *   s_ij  = +0;  d ascending: s_ij = fma(q_id, k_jd, s_ij)
+ *
+ * Forward: keys in tiles of 128 from key 0, softmax online in base 2
+ * (Milakov and Gimelshein; Dao et al., "FlashAttention").
+ *   m = -inf, l = +0, O_d = +0;  for each tile:
+ *     m' = max(m, every s_ij of the tile)         a NaN is never the larger
+ *     b  = m' * kappa  (0 where m' is -inf),  c = exp2(fma(m, kappa, -b)),  m = m'
+ *     p_j = exp2(fma(s_ij, kappa, -b))
+ *     l   = fma(l, c, sum),   sum = +0; j ascending: sum = sum + p_j
+ *     O_d = O_d * c;   j ascending: O_d = fma(p_j, v_jd, O_d)
+ *   out_id = O_d * (1 / l),  lse_i = fma(b, ln 2, log(l)),  largest logit m * scale
+ *
+ * Backward: P again from lse.
+ *   D_i   = sum over d of dO_id * O_id: 32 partial sums, the one of lane w takes
+ *           d = w, w + 32, … by fma; then halves are added, 16, 8, 4, 2, 1
+ *   p_ij  = exp2(fma(s_ij, kappa, -(lse_i * log2(e))))
+ *   dp_ij = +0;  d ascending: fma(dO_id, v_jd, dp_ij)
+ *   ds_ij = p_ij * (dp_ij - D_i)
+ *   dV_jd = +0;  heads of the group ascending, in each i ascending from j: fma(p_ij, dO_id, dV_jd)
+ *   dK_jd = +0;  the same order: fma(ds_ij, q_id, dK_jd);  at the end times scale
+ *   dQ_id = +0;  j ascending to i: fma(ds_ij, k_jd, dQ_id);  at the end times scale
+ *
+ * Only the tile of 128 keys is visible in the bits: every other blocking below
+ * is a schedule.  exp2 and log are those of kernels/elementary.h.
+ */
+#ifndef FP4D_KERNELS_CPU_ATTENTION_H
+#define FP4D_KERNELS_CPU_ATTENTION_H
+
+#include "base/checked.h"
+#include "kernels/cpu/cpu.h"
+
+enum {
+  ATTENTION_KEYS = 128,  /* keys of a tile: part of the definition */
+  ATTENTION_BLOCK = 32,  /* queries taken through a tile at once, and the columns of a product */
+  ATTENTION_ROWS = 8     /* rows of a product */
+};
+
+#define ATTENTION_LOG2_E 0x1.715476p+0f
+#define ATTENTION_LN_2 0x1.62e430p-1f
+
+/* What follows from a shape. */
+struct attention_layout {
+  struct attention_shape shape;
+  int64_t group;      /* query heads of a kv head */
+  int64_t cols;       /* head_dim padded to whole products; the padding is zero */
+  int64_t ld;         /* floats between rows in scratch: off the cache's set strides */
+  int64_t transposed; /* floats of 32 rows transposed */
+  float scale, kappa;
+};
+
+struct attention_layout attention_layout(const struct attention_shape *s);
+/* Aborts unless the matrices have the shape's extents. */
+void attention_require(const struct attention_layout *a, const struct matrix *qkv, const struct matrix *out);
+
+/* Columns of qkv at which query head h, and k or v of kv head g, begin. */
+static inline int64_t attention_q_col(const struct attention_layout *a, int64_t h) { return h * a->shape.head_dim; }
+static inline int64_t attention_k_col(const struct attention_layout *a, int64_t g) {
+  return (a->shape.n_heads + g) * a->shape.head_dim;
+}
+static inline int64_t attention_v_col(const struct attention_layout *a, int64_t g) {
+  return (a->shape.n_heads + a->shape.n_kv_heads + g) * a->shape.head_dim;
+}
+
+/* rows[padded][ld] = head_dim columns from `col` of m's rows first..first+n-1;
+ * zero in the columns up to `cols` and in the rows from n. */
+void attention_load(float *rows, const struct attention_layout *a, const struct matrix *m, int64_t first, int64_t n,
+                    int64_t padded, int64_t col);
+/* Writes rows[n][ld] * factor there. */
+void attention_store(struct matrix *m, const struct attention_layout *a, int64_t first, int64_t n, int64_t col,
+                     float *rows, float factor);
+/* to[head_dim][32] = the transpose of 32 loaded rows. */
+void attention_transpose(float *to, const struct attention_layout *a, const float *rows);
+
+/* Takes n floats of a worker's scratch, 64-byte aligned; with *at NULL it only counts. */
+static inline float *attention_take(char **at, int64_t *bytes, int64_t n) {
+  float *p = (float *)(void *)*at;
+  int64_t size = round_up(n * (int64_t)sizeof(float), 64);
+  if (*at) *at += size;
+  *bytes += size;
+  return p;
+}
+
+int64_t attention_forward_bytes(const struct attention_layout *a, int threads);
+int64_t attention_backward_bytes(const struct attention_layout *a, int threads);
+
+/* ---- products ------------------------------------------------------------ */
+/* Which of the 8 rows take part in the first or last k of a product. */
+enum attention_edge {
+  EDGE_NONE,
+  EDGE_BEFORE, /* `edges` k come first; rows 0..e take part in number e */
+  EDGE_AFTER   /* 7 k come last; rows e+1..7 take part in number e */
+};
+
+#define ATTENTION_INLINE static inline __attribute__((always_inline))
+
+/* c[8][32] continued (or, `fresh`, begun at +0) by c_rl = fma(A_rk, b_kl, c_rl)
+ * for k ascending, A_rk = a[r * a_row + k * a_k].  k: the edges before, n, the edges after. */
+ATTENTION_INLINE void attention_product(float *restrict c, int64_t ldc, const float *restrict a, int64_t a_row,
+                                        int64_t a_k, const float *restrict b, int64_t ldb, int64_t n, bool fresh,
+                                        enum attention_edge edge, int64_t edges) {
+  float sum[ATTENTION_ROWS][ATTENTION_BLOCK];
+  for (int r = 0; r < ATTENTION_ROWS; r++)
+    for (int l = 0; l < ATTENTION_BLOCK; l++) sum[r][l] = fresh ? 0.0f : c[r * ldc + l];
+  if (edge == EDGE_BEFORE) {
+#pragma GCC unroll 8
+    for (int e = 0; e < ATTENTION_ROWS; e++) {
+      if (e >= edges) break;
+#pragma GCC unroll 8
+      for (int r = 0; r <= e; r++)
+        for (int l = 0; l < ATTENTION_BLOCK; l++)
+          sum[r][l] = __builtin_fmaf(a[r * a_row + e * a_k], b[e * ldb + l], sum[r][l]);
+    }
+    a += edges * a_k;
+    b += edges * ldb;
+  }
+  for (int64_t k = 0; k < n; k++)
+    for (int r = 0; r < ATTENTION_ROWS; r++)
+      for (int l = 0; l < ATTENTION_BLOCK; l++)
+        sum[r][l] = __builtin_fmaf(a[r * a_row + k * a_k], b[k * ldb + l], sum[r][l]);
+  if (edge == EDGE_AFTER) {
+    a += n * a_k;
+    b += n * ldb;
+#pragma GCC unroll 8
+    for (int e = 0; e < ATTENTION_ROWS - 1; e++)
+#pragma GCC unroll 8
+      for (int r = e + 1; r < ATTENTION_ROWS; r++)
+        for (int l = 0; l < ATTENTION_BLOCK; l++)
+          sum[r][l] = __builtin_fmaf(a[r * a_row + e * a_k], b[e * ldb + l], sum[r][l]);
+  }
+  for (int r = 0; r < ATTENTION_ROWS; r++)
+    for (int l = 0; l < ATTENTION_BLOCK; l++) c[r * ldc + l] = sum[r][l];
+}
+
+#endif

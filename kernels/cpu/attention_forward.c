@@ -1,0 +1,185 @@
+/* Attention forward: tasks are (sample, kv head, tile of 128 queries).
+ *
+ * A task loads each tile of keys and values once and takes all queries of the
+ * kv head's group through it in blocks of 32.  A block's scores stand as
+ * [keys][32 queries], so that softmax runs along columns: no sum across lanes.
+ */
+#include "kernels/cpu/attention.h"
+#include "kernels/elementary.h"
+
+/* 32 queries of one head. */
+struct block {
+  float *q;    /* [head_dim][32] */
+  float *o;    /* [32][ld] */
+  float *m, *l, *base; /* [32] */
+};
+
+/* A worker's scratch. */
+struct desk {
+  float *k, *v, *rows, *scores;
+  float *blocks;
+  int64_t block_floats;
+};
+
+enum { BLOCKS = ATTENTION_KEYS / ATTENTION_BLOCK }; /* of a tile of queries */
+
+static struct desk desk_at(const struct attention_layout *a, char *at, int64_t *bytes) {
+  struct desk w;
+  *bytes = 0;
+  w.k = attention_take(&at, bytes, ATTENTION_KEYS * a->ld);
+  w.v = attention_take(&at, bytes, ATTENTION_KEYS * a->ld);
+  w.rows = attention_take(&at, bytes, ATTENTION_BLOCK * a->ld);
+  w.scores = attention_take(&at, bytes, ATTENTION_KEYS * ATTENTION_BLOCK);
+  w.block_floats = a->transposed + ATTENTION_BLOCK * (a->ld + 3);
+  w.blocks = attention_take(&at, bytes, a->group * BLOCKS * w.block_floats);
+  return w;
+}
+
+static struct block block_at(const struct attention_layout *a, const struct desk *w, int64_t head, int64_t number) {
+  float *at = w->blocks + (head * BLOCKS + number) * w->block_floats;
+  struct block b = {.q = at, .o = at + a->transposed};
+  b.m = b.o + ATTENTION_BLOCK * a->ld;
+  b.l = b.m + ATTENTION_BLOCK;
+  b.base = b.l + ATTENTION_BLOCK;
+  return b;
+}
+
+int64_t attention_forward_bytes(const struct attention_layout *a, int threads) {
+  int64_t bytes;
+  desk_at(a, NULL, &bytes);
+  return round_up((int64_t)sizeof(float) * threads, 64) + threads * bytes;
+}
+
+/* Takes a block through a tile of `keys` keys.  `ahead` = the block's first
+ * query - the tile's first key: below 128 the diagonal is in the tile. */
+static CPU_CLONES void attend(const struct attention_layout *a, const struct desk *w, const struct block *b,
+                              int64_t keys, int64_t ahead) {
+  enum { W = ATTENTION_BLOCK, R = ATTENTION_ROWS };
+  bool diagonal = ahead < ATTENTION_KEYS;
+  float *scores = w->scores, kappa = a->kappa;
+  int64_t seen = diagonal && ahead + W < keys ? ahead + W : keys;
+  for (int64_t j = 0; j < seen; j += R)
+    attention_product(scores + j * W, W, w->k + j * a->ld, a->ld, 1, b->q, W, a->shape.head_dim, true, EDGE_NONE, 0);
+  for (int64_t j = ahead + 1; j < seen; j++)
+    for (int64_t l = 0; l < W; l++) scores[j * W + l] = l < j - ahead ? -F32_INFINITY : scores[j * W + l];
+
+  float top[W], base[W], correction[W], sum[W];
+  for (int l = 0; l < W; l++) top[l] = b->m[l];
+  for (int64_t j = 0; j < seen; j++)
+    for (int l = 0; l < W; l++) top[l] = scores[j * W + l] > top[l] ? scores[j * W + l] : top[l];
+  for (int l = 0; l < W; l++) {
+    base[l] = top[l] > -F32_INFINITY ? top[l] * kappa : 0.0f;
+    correction[l] = f32_exp2(f32_fma(b->m[l], kappa, -base[l]));
+    b->m[l] = top[l];
+    b->base[l] = base[l];
+    sum[l] = 0.0f;
+  }
+  for (int64_t j = 0; j < seen; j++)
+    for (int l = 0; l < W; l++) {
+      float p = f32_exp2(f32_fma(scores[j * W + l], kappa, -base[l]));
+      scores[j * W + l] = p;
+      sum[l] = sum[l] + p;
+    }
+  for (int l = 0; l < W; l++) b->l[l] = f32_fma(b->l[l], correction[l], sum[l]);
+
+  for (int64_t r = 0; r < W; r++)
+    for (int64_t d = 0; d < a->cols; d++) b->o[r * a->ld + d] = b->o[r * a->ld + d] * correction[r];
+  for (int64_t d = 0; d < a->cols; d += W)
+    for (int64_t r = 0; r < W; r += R) {
+      float *o = b->o + r * a->ld + d;
+      if (!diagonal)
+        attention_product(o, a->ld, scores + r, 1, W, w->v + d, a->ld, keys, false, EDGE_NONE, 0);
+      else if (ahead + r < keys) /* else past the end of the sequence */
+        attention_product(o, a->ld, scores + r, 1, W, w->v + d, a->ld, ahead + r + 1, false, EDGE_AFTER, 0);
+    }
+}
+
+struct forward {
+  struct attention_layout layout;
+  struct matrix *out;
+  const struct matrix *qkv;
+  float *lse;
+  float *largest; /* one a worker */
+  char *desks;
+  int64_t desk_bytes, tiles;
+};
+
+static void begin_block(const struct forward *f, const struct desk *w, const struct block *b, int64_t row, int64_t n,
+                        int64_t head) {
+  const struct attention_layout *a = &f->layout;
+  attention_load(w->rows, a, f->qkv, row, n, ATTENTION_BLOCK, attention_q_col(a, head));
+  attention_transpose(b->q, a, w->rows);
+  memset(b->o, 0, (size_t)(ATTENTION_BLOCK * a->ld) * sizeof(float));
+  for (int l = 0; l < ATTENTION_BLOCK; l++) {
+    b->m[l] = -F32_INFINITY;
+    b->l[l] = 0.0f;
+  }
+}
+
+static void finish_block(const struct forward *f, const struct block *b, int64_t row, int64_t n, int64_t head,
+                         float *lse, float *largest) {
+  const struct attention_layout *a = &f->layout;
+  for (int64_t r = 0; r < n; r++) {
+    attention_store(f->out, a, row + r, 1, attention_q_col(a, head), b->o + r * a->ld, 1.0f / b->l[r]);
+    lse[r] = f32_fma(b->base[r], ATTENTION_LN_2, f32_log(b->l[r]));
+    float logit = b->m[r] * a->scale;
+    if (logit > *largest) *largest = logit;
+  }
+}
+
+static void forward_task(void *context, int64_t index, int worker) {
+  const struct forward *f = context;
+  const struct attention_layout *a = &f->layout;
+  const struct attention_shape *s = &a->shape;
+  int64_t bytes;
+  struct desk w = desk_at(a, f->desks + worker * f->desk_bytes, &bytes);
+  int64_t streams = s->batch * s->n_kv_heads;
+  int64_t sample = index % streams / s->n_kv_heads, kv_head = index % s->n_kv_heads;
+  int64_t tile = f->tiles - 1 - index / streams; /* the longest first */
+  int64_t first = tile * ATTENTION_KEYS, row0 = sample * s->seq_len;
+  int64_t end = first + ATTENTION_KEYS < s->seq_len ? first + ATTENTION_KEYS : s->seq_len;
+  int64_t blocks = ceil_div(end - first, ATTENTION_BLOCK);
+
+  for (int64_t g = 0; g < a->group; g++)
+    for (int64_t i = 0; i < blocks; i++) {
+      struct block b = block_at(a, &w, g, i);
+      int64_t query = first + i * ATTENTION_BLOCK, n = end - query < ATTENTION_BLOCK ? end - query : ATTENTION_BLOCK;
+      begin_block(f, &w, &b, row0 + query, n, kv_head * a->group + g);
+    }
+  for (int64_t key = 0; key < end; key += ATTENTION_KEYS) {
+    int64_t keys = end - key < ATTENTION_KEYS ? end - key : ATTENTION_KEYS;
+    int64_t padded = round_up(keys, ATTENTION_ROWS);
+    attention_load(w.k, a, f->qkv, row0 + key, keys, padded, attention_k_col(a, kv_head));
+    attention_load(w.v, a, f->qkv, row0 + key, keys, padded, attention_v_col(a, kv_head));
+    for (int64_t g = 0; g < a->group; g++)
+      for (int64_t i = 0; i < blocks; i++) {
+        struct block b = block_at(a, &w, g, i);
+        attend(a, &w, &b, keys, first + i * ATTENTION_BLOCK - key);
+      }
+  }
+  for (int64_t g = 0; g < a->group; g++)
+    for (int64_t i = 0; i < blocks; i++) {
+      struct block b = block_at(a, &w, g, i);
+      int64_t head = kv_head * a->group + g;
+      int64_t query = first + i * ATTENTION_BLOCK, n = end - query < ATTENTION_BLOCK ? end - query : ATTENTION_BLOCK;
+      finish_block(f, &b, row0 + query, n, head, f->lse + (sample * s->n_heads + head) * s->seq_len + query,
+                   &f->largest[worker]);
+    }
+}
+
+void cpu_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit,
+                           const struct matrix *qkv, const struct attention_shape *s) {
+  struct cpu_device *cpu = cpu_of(d);
+  int threads = threads_count(cpu->threads);
+  struct forward f = {.layout = attention_layout(s), .out = out, .qkv = qkv, .lse = lse};
+  attention_require(&f.layout, qkv, out);
+  CPU_REQUIRE(cpu->scratch_bytes >= attention_forward_bytes(&f.layout, threads), "scratch too small for attention");
+  f.largest = (float *)(void *)cpu->scratch;
+  f.desks = cpu->scratch + round_up((int64_t)sizeof(float) * threads, 64);
+  desk_at(&f.layout, NULL, &f.desk_bytes);
+  f.tiles = ceil_div(s->seq_len, ATTENTION_KEYS);
+  for (int i = 0; i < threads; i++) f.largest[i] = -F32_INFINITY;
+  threads_run(cpu->threads, s->batch * s->n_kv_heads * f.tiles, forward_task, &f);
+  for (int i = 0; max_logit && i < threads; i++)
+    if (f.largest[i] > *max_logit) *max_logit = f.largest[i];
+}

@@ -1,0 +1,33 @@
+/* How a producer runs on the CPU: strips of rows, computed in FP32, emitted.
+ *
+ * Scratch, from the device's beginning:
+ *   shared   what all strips write together (column sums)
+ *   then for each worker:
+ *   counts   two struct quantise_counts
+ *   values   the strip, [CPU_STRIP][cols] FP32
+ *   rows     the operation's own rows
+ *   emission cpu_emit_scratch_bytes(cols)
+ */
+#ifndef FP4D_KERNELS_CPU_PRODUCER_H
+#define FP4D_KERNELS_CPU_PRODUCER_H
+
+#include "kernels/cpu/cpu.h"
+
+struct producer {
+  const struct emission *out;
+  enum dtype type;    /* activation type: values are rounded to it, then emitted */
+  int64_t rows, cols; /* of the result */
+  /* Computes rows [first, first + rows) of the result into values[rows][cols].
+   * `scratch` has `row_floats` floats of the worker, `shared` the shared part. */
+  void (*strip)(const void *op, int64_t first, int64_t rows, float *values, float *scratch, float *shared);
+  const void *op;
+  int64_t row_floats, shared_floats;
+};
+
+/* Runs all strips; out->counts (if any) is added to. */
+void cpu_produce(struct device *d, const struct producer *p);
+
+/* The shared part of the last cpu_produce. */
+float *cpu_producer_shared(struct device *d);
+
+#endif

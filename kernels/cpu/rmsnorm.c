@@ -1,0 +1,147 @@
+/* Residual + RMSNorm (Zhang and Sennrich, "Root Mean Square Layer
+ * Normalization"), forward and backward.
+ *
+ * Forward, per row of n elements:  r = 1 / sqrt(sum x^2 / n + eps),
+ *   y_i = (x_i r) g_i
+ * with sum x^2 by the row tree.
+ *
+ * Backward.  With t_i = dy_i g_i and dr/dx_j = -r^3 x_j / n,
+ *   dx_j = sum_i t_i d(x_i r)/dx_j = r t_j - (r^3 / n) x_j sum_i t_i x_i
+ *        = r (t_j - x_j c),   c = ((sum t x / n) r) r
+ * and dg_i = sum over rows of dy_i (x_i r), by the column tree.
+ *
+ * Each line of a loop below is one FP32 operation after the other as written.
+ */
+#include "base/checked.h"
+#include "kernels/cpu/producer.h"
+#include "kernels/cpu/reduce.h"
+
+_Static_assert((int)CPU_STRIP == REDUCE_STRIP, "the column tree is cut as producers are");
+
+CPU_CLONES
+static void add_row(float *restrict x, const float *restrict delta, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] = x[i] + delta[i];
+}
+
+CPU_CLONES
+static void normalise_row(float *restrict x, const float *restrict gain, float rstd, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] = (x[i] * rstd) * gain[i];
+}
+
+struct forward {
+  struct matrix *residual_out;
+  float *rstd;
+  const struct matrix *residual, *delta, *gain;
+  float eps;
+};
+
+static void forward_strip(const void *op, int64_t first, int64_t rows, float *values, float *scratch, float *shared) {
+  (void)shared;
+  const struct forward *f = op;
+  int64_t n = f->residual->cols;
+  float *gain = scratch, *delta = scratch + n;
+  cpu_load(gain, f->gain, 0, n);
+  for (int64_t r = 0; r < rows; r++) {
+    int64_t row = first + r;
+    float *x = values + r * n;
+    cpu_load(x, f->residual, row * n, n);
+    if (f->delta) {
+      cpu_load(delta, f->delta, row * n, n);
+      add_row(x, delta, n);
+      cpu_round(x, f->residual->dtype, n);
+      cpu_store(f->residual_out, row * n, x, n);
+    }
+    float mean = cpu_reduce_dot(x, x, n) / (float)n;
+    float rstd = 1.0f / f32_sqrt(mean + f->eps);
+    f->rstd[row] = rstd;
+    normalise_row(x, gain, rstd, n);
+  }
+}
+
+void cpu_add_rmsnorm_forward(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
+                             const struct matrix *residual, const struct matrix *delta, const struct matrix *gain,
+                             float eps) {
+  CPU_REQUIRE(!delta || (residual_out && residual_out->dtype == residual->dtype), "residual_out is not of residual's type");
+  struct forward f = {residual_out, rstd, residual, delta, gain, eps};
+  cpu_produce(d, &(struct producer){.out = out,
+                                    .type = residual->dtype,
+                                    .rows = residual->rows,
+                                    .cols = residual->cols,
+                                    .strip = forward_strip,
+                                    .op = &f,
+                                    .row_floats = 2 * residual->cols});
+}
+
+CPU_CLONES
+static void scale_row(float *restrict t, const float *restrict dy, const float *restrict gain, int64_t n) {
+  for (int64_t i = 0; i < n; i++) t[i] = dy[i] * gain[i];
+}
+
+CPU_CLONES
+static void differentiate_row(float *restrict t, float *restrict d_gain, const float *restrict dy,
+                              const float *restrict x, float rstd, float c, int64_t n) {
+  for (int64_t i = 0; i < n; i++) {
+    d_gain[i] = f32_fma(dy[i], x[i] * rstd, d_gain[i]);
+    t[i] = rstd * f32_fma(-x[i], c, t[i]);
+  }
+}
+
+struct backward {
+  const struct matrix *dy, *d_above, *residual, *gain;
+  const float *rstd;
+};
+
+static void backward_strip(const void *op, int64_t first, int64_t rows, float *values, float *scratch, float *shared) {
+  const struct backward *b = op;
+  int64_t n = b->dy->cols;
+  float *gain = scratch, *dy = scratch + n, *x = scratch + 2 * n, *above = dy;
+  float *d_gain = shared + first / CPU_STRIP * n;
+  cpu_load(gain, b->gain, 0, n);
+  memset(d_gain, 0, (size_t)n * sizeof *d_gain);
+  for (int64_t r = 0; r < rows; r++) {
+    int64_t row = first + r;
+    float *t = values + r * n, rstd = b->rstd[row];
+    cpu_load(dy, b->dy, row * n, n);
+    cpu_load(x, b->residual, row * n, n);
+    scale_row(t, dy, gain, n);
+    float c = cpu_reduce_dot(t, x, n) / (float)n * rstd * rstd;
+    differentiate_row(t, d_gain, dy, x, rstd, c, n);
+    if (b->d_above) {
+      cpu_load(above, b->d_above, row * n, n);
+      add_row(t, above, n);
+    }
+  }
+}
+
+enum { GAIN_COLUMNS = 256 };
+
+struct gain_sum {
+  float *d_gain, *partial;
+  int64_t strips, cols;
+};
+
+static void sum_gain(void *context, int64_t index, int worker) {
+  (void)worker;
+  const struct gain_sum *s = context;
+  int64_t first = index * GAIN_COLUMNS, left = s->cols - first, n = left < GAIN_COLUMNS ? left : GAIN_COLUMNS;
+  if (s->strips == 0) return;
+  cpu_reduce_strips(s->partial + first, s->strips, s->cols, n);
+  add_row(s->d_gain + first, s->partial + first, n);
+}
+
+void cpu_add_rmsnorm_backward(struct device *d, const struct emission *out, float *d_gain, const struct matrix *dy,
+                              const struct matrix *d_above, const struct matrix *residual, const float *rstd,
+                              const struct matrix *gain) {
+  struct backward b = {dy, d_above, residual, gain, rstd};
+  int64_t strips = ceil_div(dy->rows, CPU_STRIP);
+  cpu_produce(d, &(struct producer){.out = out,
+                                    .type = dy->dtype,
+                                    .rows = dy->rows,
+                                    .cols = dy->cols,
+                                    .strip = backward_strip,
+                                    .op = &b,
+                                    .row_floats = 3 * dy->cols,
+                                    .shared_floats = strips * dy->cols});
+  struct gain_sum s = {d_gain, cpu_producer_shared(d), strips, dy->cols};
+  threads_run(cpu_of(d)->threads, ceil_div(dy->cols, GAIN_COLUMNS), sum_gain, &s);
+}

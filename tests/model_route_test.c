@@ -1,0 +1,316 @@
+/* Routes: words to encodings, the ledger's rows, spans, refusals. */
+#include "tests/test.h"
+
+#include "model/linears.h"
+
+static struct error e;
+
+static const char *parsed(const char *words, enum operand_role role) {
+  static char text[ENCODING_TEXT];
+  struct encoding encoding;
+  if (!encoding_parse(words, role, &encoding, &e)) return "refused";
+  return encoding_text(&encoding, text, (int)sizeof text);
+}
+
+TEST(words) {
+  CHECK_STR(parsed("bf16", FPROP_X), "bf16");
+  CHECK_STR(parsed("fp32", FPROP_W), "fp32");
+  CHECK_STR(parsed("mxfp4", FPROP_X), "mxfp4/1x32/encode");
+  CHECK_STR(parsed("mxfp4", FPROP_W), "mxfp4/2d32/adaptive");
+  CHECK_STR(parsed("mxfp4/1x32", FPROP_W), "mxfp4/1x32/encode");
+  CHECK_STR(parsed("mxfp4/2d32/floor", FPROP_W), "mxfp4/2d32/floor");
+  CHECK_STR(parsed("mxfp4/floor", WGRAD_X), "mxfp4/1x32/floor");
+  CHECK_STR(parsed("mxfp4/sr", DGRAD_DY), "mxfp4/1x32/encode/sr");
+  CHECK_STR(parsed("mxfp4/1x32/decode/sr", WGRAD_DY), "mxfp4/1x32/decode/sr");
+  CHECK_STR(parsed("nvfp4", WGRAD_X), "nvfp4/1x16/tensor");
+  CHECK_STR(parsed("nvfp4", DGRAD_W), "nvfp4/2d16/tensor");
+  CHECK_STR(parsed("nvfp4-local", FPROP_X), "nvfp4-local/1x16/faithful");
+  CHECK_STR(parsed("nvfp4-local/2d16/pow2", FPROP_W), "nvfp4-local/2d16/pow2");
+  CHECK_STR(parsed("fp8", FPROP_X), "e4m3");
+}
+
+TEST(bad_words) {
+  const char *const bad[] = {"",          "mxfp5",        "MXFP4",          "mxfp4/",          "mxfp4/1x16",
+                             "nvfp4/1x32", "nvfp4/2d32",  "bf16/1x32",      "bf16/encode",     "mxfp4/tensor",
+                             "nvfp4/pow2", "nvfp4/encode", "mxfp4/encode/1x32", "mxfp4/1x32/2d32", "mxfp4/encode/floor",
+                             "/sr",       "mxfp4//sr",    "same",           "mxfp4/sr/sr",     "mxfp4/sr/1x32", "bf16/sr",
+                             "mxfp4/1x32/encode/sr/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+                             "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    struct encoding out;
+    if (encoding_parse(bad[i], DGRAD_DY, &out, &e)) FAIL("\"%s\" was taken", bad[i]);
+    CHECK_EQ_I64(e.code, ERROR_CONFIG);
+    CHECK(e.message[0]);
+  }
+  /* only dY draws */
+  CHECK_STR(parsed("mxfp4/sr", FPROP_X), "refused");
+  CHECK_STR(parsed("mxfp4/sr", FPROP_W), "refused");
+  CHECK_STR(parsed("mxfp4/sr", WGRAD_X), "refused");
+}
+
+/* Every printed encoding without a transform reads back to itself. */
+TEST(round_trip) {
+  for (const char *const *name = route_names(); *name; name++) {
+    struct route r;
+    CHECK(route_named(*name, 32, &r, &e));
+    for (int s = 0; s < r.n_spans; s++)
+      for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
+        struct encoding plain = r.span[s].linear.operand[role], again;
+        char text[ENCODING_TEXT];
+        plain.hadamard = HADAMARD_NONE;
+        CHECK(encoding_parse(encoding_text(&plain, text, (int)sizeof text), (enum operand_role)role, &again, &e));
+        CHECK(encoding_equal(&plain, &again));
+      }
+  }
+}
+
+/* The ledger, written out: fprop x, fprop w, dgrad dy, dgrad w, wgrad dy, wgrad x. */
+struct expected {
+  const char *name;
+  int layer; /* 0-based, of 32 */
+  const char *operand[OPERAND_ROLE_COUNT];
+};
+
+#define ALL(F) {F, F, F, F, F, F}
+
+static const struct expected ledger[] = {
+    {"fp32", 0, ALL("fp32")},
+    {"bf16", 31, ALL("bf16")},
+    {"te-native", 31,
+     {"nvfp4/1x16/tensor", "nvfp4/2d16/tensor", "nvfp4/1x16/tensor/sr", "nvfp4/2d16/tensor",
+      "nvfp4/1x16/tensor/sr/signed-16", "nvfp4/1x16/tensor/signed-16"}},
+    {"te-last4-bf16", 27,
+     {"nvfp4/1x16/tensor", "nvfp4/2d16/tensor", "nvfp4/1x16/tensor/sr", "nvfp4/2d16/tensor",
+      "nvfp4/1x16/tensor/sr/signed-16", "nvfp4/1x16/tensor/signed-16"}},
+    {"te-last4-bf16", 28, ALL("bf16")},
+    {"nvfp4-global", 5,
+     {"nvfp4/1x16/tensor", "nvfp4/2d16/tensor", "nvfp4/1x16/tensor/sr", "nvfp4/2d16/tensor", "nvfp4/1x16/tensor",
+      "nvfp4/1x16/tensor"}},
+    {"mxfp4-row-sr", 0,
+     {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "mxfp4/1x32/encode/sr", "mxfp4/2d32/adaptive", "mxfp4/1x32/encode",
+      "mxfp4/1x32/encode"}},
+    {"nvfp4-local", 0,
+     {"nvfp4-local/1x16/faithful", "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/sr",
+      "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful", "nvfp4-local/1x16/faithful"}},
+    {"nvfp4-local-h16", 0,
+     {"nvfp4-local/1x16/faithful", "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/sr",
+      "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/signed-16", "nvfp4-local/1x16/faithful/signed-16"}},
+    {"depth-27-5", 26,
+     {"nvfp4-local/1x16/faithful", "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/sr",
+      "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful", "nvfp4-local/1x16/faithful"}},
+    {"depth-27-5", 27,
+     {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "mxfp4/1x32/encode/sr", "mxfp4/2d32/adaptive", "mxfp4/1x32/encode",
+      "mxfp4/1x32/encode"}},
+    {"mxfp4-row-sr-h32", 0,
+     {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "mxfp4/1x32/encode/sr", "mxfp4/2d32/adaptive",
+      "mxfp4/1x32/encode/signed-32", "mxfp4/1x32/encode/signed-32"}},
+    {"operand-hybrid-h16", 0,
+     {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "nvfp4-local/1x16/faithful/sr", "nvfp4-local/2d16/faithful",
+      "mxfp4/1x32/encode/plain-16", "mxfp4/1x32/encode/plain-16"}},
+    {"operand-hybrid-h32", 0,
+     {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "nvfp4-local/1x16/faithful/sr", "nvfp4-local/2d16/faithful",
+      "mxfp4/1x32/encode/signed-32", "mxfp4/1x32/encode/signed-32"}},
+};
+
+TEST(ledger_rows) {
+  int named = 0;
+  for (const char *const *name = route_names(); *name; name++) {
+    bool expected = false;
+    for (size_t i = 0; i < sizeof ledger / sizeof ledger[0]; i++) expected |= strcmp(ledger[i].name, *name) == 0;
+    if (!expected) FAIL("no expectation for %s", *name);
+    named++;
+  }
+  CHECK_EQ_I64(named, 12); /* the eleven and fp32 */
+  for (size_t i = 0; i < sizeof ledger / sizeof ledger[0]; i++) {
+    struct route r;
+    if (!route_named(ledger[i].name, 32, &r, &e)) {
+      FAIL("%s: %s", ledger[i].name, e.message);
+      continue;
+    }
+    CHECK_STR(r.name, ledger[i].name);
+    bool wide = strcmp(r.name, "fp32") == 0;
+    CHECK(r.activations == (wide ? DTYPE_F32 : DTYPE_BF16));
+    CHECK(r.head == (wide ? FORMAT_F32 : FORMAT_BF16) && r.attention_qk == r.head && r.attention_pv == r.head &&
+          r.attention_d_out == r.head);
+    const struct linear_route *linear = route_linear(&r, ledger[i].layer);
+    for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
+      char text[ENCODING_TEXT];
+      encoding_text(&linear->operand[role], text, (int)sizeof text);
+      if (strcmp(text, ledger[i].operand[role]) != 0)
+        FAIL("%s block %d %s: %s, expected %s", r.name, ledger[i].layer + 1, operand_role_names[role], text,
+             ledger[i].operand[role]);
+    }
+  }
+  struct route r;
+  CHECK(!route_named("mxfp4", 32, &r, &e));
+  CHECK(strstr(e.message, "mxfp4-row-sr-h32"));
+  CHECK(!route_named("te-last4-bf16", 4, &r, &e)); /* nothing left for NVFP4 */
+  CHECK(strstr(e.message, "te-last4-bf16"));
+  CHECK(route_named("te-last4-bf16", 5, &r, &e));
+}
+
+static struct route_words words_of(const char *layers) {
+  return (struct route_words){layers, "mxfp4", "mxfp4/2d32", "mxfp4/sr", "same", "mxfp4", "mxfp4", "none"};
+}
+
+TEST(spans) {
+  const struct {
+    const char *layers;
+    int first, last; /* 0: refused */
+  } cases[] = {{"all", 1, 12},   {"3", 3, 3},       {"1-12", 1, 12},   {"2-5", 2, 5},  {"last-4", 9, 12},
+               {"last-12", 1, 12}, {"all-but-last-4", 1, 8}, {"last-13", 0, 0}, {"last-0", 0, 0}, {"0-3", 0, 0},
+               {"5-2", 0, 0},    {"1-13", 0, 0},    {"", 0, 0},        {"1-", 0, 0},   {"-3", 0, 0},
+               {"1-2-3", 0, 0},  {"last", 0, 0},    {"last-", 0, 0},   {"all-but-last-12", 0, 0},
+               {"99999999999999999999", 0, 0}, {"1 - 2", 0, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    struct route r = {0};
+    struct route_words w = words_of(cases[i].layers);
+    bool taken = route_add_span(&r, &w, 12, &e);
+    if (taken != (cases[i].first > 0)) {
+      FAIL("layers \"%s\": %s", cases[i].layers, taken ? "taken" : e.message);
+    } else if (taken) {
+      CHECK_EQ_I64(r.span[0].first, cases[i].first);
+      CHECK_EQ_I64(r.span[0].last, cases[i].last);
+    }
+  }
+
+  struct route r = {0};
+  struct route_words w = words_of("1-6");
+  CHECK(route_add_span(&r, &w, 12, &e));
+  w.layers = "6-7";
+  CHECK(!route_add_span(&r, &w, 12, &e));
+  CHECK(strstr(e.message, "1-6"));
+  w.layers = "8-12";
+  CHECK(route_add_span(&r, &w, 12, &e));
+  CHECK(route_linear(&r, 5) == &r.span[0].linear);
+  CHECK(route_linear(&r, 6) == NULL);
+  CHECK(route_linear(&r, 7) == &r.span[1].linear);
+
+  memset(&r, 0, sizeof r);
+  w = words_of("all");
+  w.hadamard = "signed-64";
+  CHECK(!route_add_span(&r, &w, 12, &e));
+  w.hadamard = "signed-32";
+  w.wgrad_x = "bf16";
+  CHECK(!route_add_span(&r, &w, 12, &e));
+  w = words_of("all");
+  w.fprop_x = NULL;
+  CHECK(!route_add_span(&r, &w, 12, &e));
+  w = words_of("all");
+  w.fprop_w = "same";
+  CHECK(!route_add_span(&r, &w, 12, &e));
+  w = words_of(NULL);
+  CHECK(!route_add_span(&r, &w, 12, &e));
+  CHECK_EQ_I64(r.n_spans, 0);
+
+  memset(&r, 0, sizeof r);
+  for (int i = 0; i < ROUTE_SPANS + 1; i++) {
+    char layers[16];
+    snprintf(layers, sizeof layers, "%d", i + 1);
+    w = words_of(layers);
+    CHECK(route_add_span(&r, &w, 32, &e) == (i < ROUTE_SPANS));
+  }
+}
+
+/* A backend that knows plain formats and MXFP4 without transforms. */
+static const char *refuse(const struct device *d, const struct encoding *encoding) {
+  (void)d;
+  if (encoding->hadamard != HADAMARD_NONE) return "no Hadamard transform here";
+  if (encoding_is_plain(encoding) || encoding->format == FORMAT_MXFP4) return NULL;
+  return "only bf16 and mxfp4 here";
+}
+
+static struct extent extent_of(int64_t seq_len, int64_t hidden) {
+  return (struct extent){.tokens = 2 * seq_len,
+                         .head_chunk = seq_len,
+                         .attention = {2, seq_len, 4, 2, 32},
+                         .hidden_size = hidden,
+                         .ffn_size = 352,
+                         .vocab_size = 258};
+}
+
+static int lines(const char *text) {
+  int n = 1;
+  for (; *text; text++) n += *text == '\n';
+  return n;
+}
+
+TEST(refusals) {
+  const struct kernels k = {.backend = "test", .refuse_encoding = refuse};
+  const struct device d = {.k = &k};
+  struct extent x = extent_of(64, 128);
+  struct route r;
+
+  const char *const taken[] = {"fp32", "bf16", "mxfp4-row-sr"};
+  for (const char *const *name = route_names(); *name; name++) {
+    bool expected = false;
+    for (int i = 0; i < 3; i++) expected |= strcmp(*name, taken[i]) == 0;
+    CHECK(route_named(*name, 8, &r, &e));
+    if (route_check(&r, 8, &x, &d, &e) != expected) FAIL("%s: %s", *name, expected ? e.message : "not refused");
+  }
+  route_named("operand-hybrid-h32", 8, &r, &e);
+  CHECK(!route_check(&r, 8, &x, &d, &e));
+  CHECK_EQ_I64(e.code, ERROR_CONFIG);
+  CHECK_EQ_I64(lines(e.message), 4); /* dgrad dy, dgrad w; both wgrad operands */
+  CHECK(strstr(e.message, "blocks 1-8 dgrad dy nvfp4-local/1x16/faithful/sr: only bf16 and mxfp4 here"));
+  CHECK(strstr(e.message, "no Hadamard transform here (backend test)"));
+
+  /* token axis and widths */
+  route_named("mxfp4-row-sr", 8, &r, &e);
+  x = extent_of(48, 128);
+  CHECK(!route_check(&r, 8, &x, &d, &e)); /* batch 2: 96 tokens, but blocks would mix samples */
+  CHECK(strstr(e.message, "wgrad dy mxfp4/1x32/encode: qkv: seq_len 48 is not a multiple of 32"));
+  CHECK_EQ_I64(lines(e.message), 8);
+  x = extent_of(64, 144);
+  CHECK(!route_check(&r, 8, &x, &d, &e));
+  CHECK(strstr(e.message, "fprop x mxfp4/1x32/encode: qkv: columns 144"));
+  CHECK(strstr(e.message, "dgrad w mxfp4/2d32/adaptive: out: rows 144"));
+  route_named("bf16", 8, &r, &e);
+  CHECK(route_check(&r, 8, &x, &d, &e));
+
+  /* missing blocks, and what is not routed */
+  memset(&r, 0, sizeof r);
+  struct route_words w = words_of("3-4");
+  route_add_span(&r, &w, 8, &e);
+  r.activations = DTYPE_BF16;
+  r.attention_qk = r.attention_d_out = r.head = FORMAT_BF16;
+  r.attention_pv = FORMAT_E4M3;
+  x = extent_of(64, 128);
+  CHECK(!route_check(&r, 8, &x, &d, &e));
+  CHECK(strstr(e.message, "blocks 1-2 have no formats"));
+  CHECK(strstr(e.message, "blocks 5-8 have no formats"));
+  CHECK(strstr(e.message, "attention pv e4m3"));
+  CHECK_EQ_I64(lines(e.message), 3);
+  CHECK(!route_check(&r, 3, &x, &d, &e));
+  CHECK(strstr(e.message, "blocks 3-4: the model has 3"));
+
+  /* plain operands are the activations themselves */
+  route_named("bf16", 8, &r, &e);
+  r.span[0].linear.operand[WGRAD_X].format = FORMAT_F32;
+  CHECK(!route_check(&r, 8, &x, &d, &e));
+  CHECK(strstr(e.message, "wgrad x fp32: activations are bf16"));
+
+  /* more problems than an error holds */
+  memset(&r, 0, sizeof r);
+  for (int i = 0; i < 16; i++) {
+    char layers[16];
+    snprintf(layers, sizeof layers, "%d", i + 1);
+    w = words_of(layers);
+    CHECK(route_add_span(&r, &w, 16, &e));
+  }
+  x = extent_of(33, 129);
+  CHECK(!route_check(&r, 16, &x, &d, &e));
+  CHECK(strlen(e.message) < sizeof e.message - 1);
+  CHECK(strstr(e.message, "\n... and "));
+  CHECK(!route_check(&r, 16, &x, &d, NULL));
+}
+
+int main(void) {
+  RUN(words);
+  RUN(bad_words);
+  RUN(round_trip);
+  RUN(ledger_rows);
+  RUN(spans);
+  RUN(refusals);
+  return test_report();
+}

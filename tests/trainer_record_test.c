@@ -1,0 +1,117 @@
+/* metrics.jsonl: exact numbers, one line an update, cut back on resume. */
+#include "trainer/record.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/test.h"
+
+static char folder[] = "/tmp/fp4d-record-XXXXXX";
+
+static void put(struct record_file *f, int64_t update, double loss) {
+  struct error e;
+  json_t *o = json_object();
+  record_text(o, "kind", "update");
+  record_integer(o, "update", update);
+  record_real(o, "loss", loss);
+  CHECK(record_write(f, o, &e));
+}
+
+static char *content(void) {
+  char path[128], *text = NULL;
+  size_t bytes;
+  struct error e;
+  snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+  CHECK(file_read(path, 1 << 20, ERROR_SYSTEM, &text, &bytes, &e));
+  return text;
+}
+
+static int lines_of(const char *text) {
+  int n = 0;
+  for (; *text; text++) n += *text == '\n';
+  return n;
+}
+
+TEST(numbers_are_exact) {
+  const double values[] = {0.1, 1.0 / 3, 2.0837465910274, 1e-300, 5e-324, 1.7976931348623157e308, -0.0};
+  for (unsigned i = 0; i < sizeof values / sizeof *values; i++) {
+    json_t *o = json_object();
+    record_real(o, "x", values[i]);
+    char *text = record_dump(o);
+    CHECK(strtod(strchr(text, ':') + 1, NULL) == values[i]);
+    free(text);
+    json_decref(o);
+  }
+  json_t *o = json_object();
+  record_real(o, "nan", NAN);
+  record_real(o, "inf", INFINITY);
+  CHECK_STR(json_string_value(json_object_get(o, "nan")), "nan");
+  CHECK_STR(json_string_value(json_object_get(o, "inf")), "inf");
+  json_decref(o);
+}
+
+TEST(cut_back_to_the_checkpoint) {
+  struct error e;
+  struct record_file *f = record_open(folder, 0, &e);
+  for (int64_t u = 1; u <= 14; u++) put(f, u, 3.0 / (double)u);
+  record_close(f);
+  f = record_open(folder, 10, &e); /* died at 14, goes on from 10 */
+  for (int64_t u = 11; u <= 20; u++) put(f, u, 3.0 / (double)u);
+  record_close(f);
+  char *text = content();
+  CHECK_EQ_I64(lines_of(text), 20);
+  const char *at = text;
+  for (int64_t u = 1; u <= 20; u++) {
+    json_t *o = json_loads(at, JSON_DISABLE_EOF_CHECK, NULL);
+    CHECK_EQ_I64(json_integer_value(json_object_get(o, "update")), u);
+    json_decref(o);
+    at = strchr(at, '\n') + 1;
+  }
+  free(text);
+}
+
+TEST(a_torn_last_line_is_dropped) {
+  struct error e;
+  struct record_file *f = record_open(folder, 0, &e);
+  put(f, 1, 1);
+  put(f, 2, 1);
+  record_close(f);
+  char path[128];
+  snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+  FILE *raw = fopen(path, "a");
+  fputs("{\"kind\":\"update\",\"upd", raw);
+  fclose(raw);
+  f = record_open(folder, 2, &e);
+  put(f, 3, 1);
+  record_close(f);
+  char *text = content();
+  CHECK_EQ_I64(lines_of(text), 3);
+  CHECK(strstr(text, "\"upd\"") == NULL && strstr(text, "\"upd{") == NULL);
+  free(text);
+}
+
+TEST(a_folder_serves_one_run_at_a_time) {
+  struct error e = {0};
+  struct record_file *f = record_open(folder, 0, &e);
+  CHECK(f != NULL);
+  CHECK(record_open(folder, 0, &e) == NULL);
+  CHECK_EQ_I64(e.code, ERROR_CONFIG);
+  CHECK(strstr(e.message, folder) != NULL);
+  record_close(f);
+  f = record_open(folder, 0, &e);
+  CHECK(f != NULL);
+  record_close(f);
+}
+
+int main(void) {
+  if (!mkdtemp(folder)) return 1;
+  RUN(numbers_are_exact);
+  RUN(cut_back_to_the_checkpoint);
+  RUN(a_torn_last_line_is_dropped);
+  RUN(a_folder_serves_one_run_at_a_time);
+  struct error e;
+  file_remove_tree(folder, ERROR_SYSTEM, &e);
+  return test_report();
+}
