@@ -118,8 +118,8 @@ struct contraction {
   const struct operand *a, *b;
   const struct matrix *add;
   float factor;
-  const struct gemm_kernel *kernel;   /* packs; runs where exact */
-  const struct gemm_kernel *fallback; /* FP32, for tiles where it would not be */
+  const struct gemm_kernel *kernel; /* packs, and runs where it is exact */
+  const struct gemm_kernel *in_f32; /* runs where it is not */
   /* The block. */
   struct span rows, cols, depth;
   bool pack_a, pack_b, first_slice, last_slice;
@@ -176,21 +176,23 @@ static void add_slice(const struct contraction *c, float *acc, const char *a, co
                       int64_t cols) {
   const struct gemm_kernel *k = c->kernel;
   int64_t group_bytes = (int64_t)CONTRACT_GROUP * k->element_bytes;
+  if (k->begin) k->begin();
   for (int64_t g = 0; g < c->groups; g += k->chunk) {
     int64_t n = c->groups - g < k->chunk ? c->groups - g : k->chunk;
     run_panels(k, acc, a + g * k->mr * group_bytes, b + g * k->nr * group_bytes, rows, cols, c->groups, n);
   }
+  if (k->end) k->end();
 }
 
-/* The same sums where the packing kernel would flush subnormals. */
+/* The same where the packing kernel would not give the definition's bits. */
 static void add_slice_in_f32(const struct contraction *c, float *acc, const char *a, const char *b, int64_t rows,
                              int64_t cols, char *buffer) {
-  const struct gemm_kernel *k = c->fallback;
+  const struct gemm_kernel *k = c->in_f32;
   float *first = (float *)(void *)buffer, *second = first + UNPACK_GROUPS * CONTRACT_GROUP * GEMM_TILE_ROWS;
   for (int64_t g = 0; g < c->groups; g += UNPACK_GROUPS) {
     int64_t n = c->groups - g < UNPACK_GROUPS ? c->groups - g : UNPACK_GROUPS;
-    gemm_amx_unpack_first(first, k->mr, a, rows, c->groups, g, n);
-    gemm_amx_unpack_second(second, k->nr, b, cols, c->groups, g, n);
+    c->kernel->unpack_first(first, k->mr, a, rows, c->groups, g, n);
+    c->kernel->unpack_second(second, k->nr, b, cols, c->groups, g, n);
     run_panels(k, acc, (const char *)first, (const char *)second, rows, cols, n, n);
   }
 }
@@ -216,7 +218,7 @@ static void tile_task(void *context, int64_t index, int worker) {
   char *own = c->workers + worker * WORKER_BYTES;
   float *acc = c->sums ? c->sums + index * TILE : (float *)(void *)own;
   if (c->first_slice) memset(acc, 0, TILE * sizeof *acc);
-  if (c->fallback && !gemm_amx_exact(c->exponent_a[i], c->exponent_b[j]))
+  if (c->kernel->exact && !c->kernel->exact(c->exponent_a[i], c->exponent_b[j]))
     add_slice_in_f32(c, acc, a, b, rows, cols, own + TILE * sizeof *acc);
   else
     add_slice(c, acc, a, b, rows, cols);
@@ -283,7 +285,7 @@ void cpu_contract(struct device *device, struct matrix *out, const struct operan
   int sixths = has_sixth(&a->encoding) + has_sixth(&b->encoding);
   struct contraction c = {.out = out, .a = a, .b = b, .add = add,
                           .factor = sixths == 2 ? 1.0f / 36.0f : sixths == 1 ? 1.0f / 6.0f : 1.0f,
-                          .kernel = bf16 ? isa.bf16 : isa.fma, .fallback = bf16 ? isa.fma : NULL};
+                          .kernel = bf16 ? isa.bf16 : isa.fma, .in_f32 = isa.fma};
   char *at = d->scratch + (-(uintptr_t)d->scratch & (ALIGNMENT - 1));
   c.panels_a = carve(&at, BLOCK_BYTES);
   c.panels_b = carve(&at, BLOCK_BYTES);

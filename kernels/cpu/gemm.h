@@ -46,27 +46,30 @@ struct gemm_kernel {
    * field of a nonzero element where the kernel needs it, else 255. */
   int (*pack_first)(void *panels, const struct operand *o, int64_t row, int64_t rows, int64_t k, int64_t cols);
   int (*pack_second)(void *panels, const struct operand *o, int64_t row, int64_t rows, int64_t k, int64_t cols);
+  void (*begin)(void), (*end)(void); /* around the runs of a task; NULL: nothing to do */
   void (*run)(float *acc, const void *a, const void *b, int64_t groups);
+  /* NULL: run always gives the definition's bits.  Else whether it does for panels
+   * with these smallest exponent fields, and, for those where it does not: groups
+   * [group, group + groups) of a strip of `rows` rows, whose panels are
+   * `panel_groups` long, again as FP32 panels of `width` rows. */
+  bool (*exact)(int first_exponent, int second_exponent);
+  void (*unpack_first)(float *panels, int width, const void *packed, int64_t rows, int64_t panel_groups, int64_t group,
+                       int64_t groups);
+  void (*unpack_second)(float *panels, int width, const void *packed, int64_t rows, int64_t panel_groups,
+                        int64_t group, int64_t groups);
 };
 
-/* Kernels for operands of any format, packed as FP32, best first (gemm_fma.c). */
-const struct gemm_kernel *gemm_fma_kernel(int index); /* NULL past the last */
+/* Kernels for operands of any format, packed as FP32, best first (gemm_fma.c).
+ * NULL past the last. */
+const struct gemm_kernel *gemm_fma_kernel(int index);
 
 /* Packs into FP32 panels of `width` rows, element (r, k) of a panel at
  * [k * width + r] (gemm_pack.c). */
 void gemm_pack_f32(float *panels, int width, const struct operand *o, int64_t row, int64_t rows, int64_t k,
                    int64_t cols);
 
-/* The kernel for pairs whose elements are exact in BF16; NULL where there is
- * none for this architecture (gemm_amx.c). */
+/* The kernel for pairs whose elements are exact in BF16 (gemm_amx.c); NULL where
+ * there is none for this architecture. */
 const struct gemm_kernel *gemm_amx_kernel(void);
-/* Whether panels with these smallest exponent fields give the definition's bits. */
-bool gemm_amx_exact(int first_exponent, int second_exponent);
-/* Its panels again as FP32 panels of `width` rows: a strip of `rows` rows,
- * whose panels are `panel_groups` long, groups [group, group + groups). */
-void gemm_amx_unpack_first(float *panels, int width, const void *packed, int64_t rows, int64_t panel_groups,
-                           int64_t group, int64_t groups);
-void gemm_amx_unpack_second(float *panels, int width, const void *packed, int64_t rows, int64_t panel_groups,
-                            int64_t group, int64_t groups);
 
 #endif

@@ -1,13 +1,249 @@
-/* Intel AMX is not used yet: there is no kernel for BF16 pairs. */
+/* The contraction of BF16 pairs on Intel AMX.
+ *
+ * TDPBF16PS multiplies two tiles of 16 x 16 BF16 pairs: into each FP32 sum
+ * goes a chain of fused multiply-adds over the even elements of 32, one over
+ * the odd ones, their sum last: a group of kernels/cpu/gemm.h.  It rounds to
+ * nearest even, but takes subnormal inputs as zero and writes zero for
+ * subnormal results.  So panels carry the smallest exponent field e of their
+ * nonzero elements.  An element is a whole multiple of 2^(e - 134), a product
+ * one of 2^(e_a + e_b - 268), and so is every chain and sum, before and after
+ * it is rounded: none is subnormal when that is at least 2^-126.
+ *
+ * Operands in BF16 and MXFP4 are exact in BF16, MXFP4's overflow to infinity
+ * included (formats.h).
+ */
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/gemm.h"
 
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "kernels/formats.h"
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,amx-tile,amx-bf16")))
+
+enum {
+  SIDE = 16,                       /* a tile: 16 rows of 16 words, a word a pair of BF16 */
+  TILE_BYTES = SIDE * SIDE * 4,
+  PANEL = 2 * SIDE,                /* rows of a panel; in a group, two tiles one after the other */
+  GROUP_BYTES = 2 * TILE_BYTES
+};
+
+static bool exact(int first_exponent, int second_exponent) {
+  return first_exponent > 0 && second_exponent > 0 && first_exponent + second_exponent >= 268 - 126;
+}
+
+static bool usable(void) {
+  if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
+      !__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16"))
+    return false;
+  /* Linux grants a process the tile registers on demand (ARCH_REQ_XCOMP_PERM, component 18). */
+  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
+
+/* ---- packing ---------------------------------------------------------------
+ * The first operand's tile has a row of it in each row, the second's a pair of
+ * columns: one is the other transposed, as words. */
+
+TARGET static inline void transpose(__m512i t[SIDE]) {
+  __m512i u[SIDE];
+  for (int i = 0; i < SIDE; i += 2) {
+    u[i] = _mm512_unpacklo_epi32(t[i], t[i + 1]);
+    u[i + 1] = _mm512_unpackhi_epi32(t[i], t[i + 1]);
+  }
+  for (int i = 0; i < SIDE; i += 4) {
+    t[i] = _mm512_unpacklo_epi64(u[i], u[i + 2]);
+    t[i + 1] = _mm512_unpackhi_epi64(u[i], u[i + 2]);
+    t[i + 2] = _mm512_unpacklo_epi64(u[i + 1], u[i + 3]);
+    t[i + 3] = _mm512_unpackhi_epi64(u[i + 1], u[i + 3]);
+  }
+  for (int i = 0; i < SIDE; i += 8)
+    for (int j = 0; j < 4; j++) {
+      u[i + j] = _mm512_shuffle_i32x4(t[i + j], t[i + j + 4], 0x88);
+      u[i + j + 4] = _mm512_shuffle_i32x4(t[i + j], t[i + j + 4], 0xdd);
+    }
+  for (int j = 0; j < 8; j++) {
+    t[j] = _mm512_shuffle_i32x4(u[j], u[j + 8], 0x88);
+    t[j + 8] = _mm512_shuffle_i32x4(u[j], u[j + 8], 0xdd);
+  }
+}
+
+static inline uint32_t low_bits(int64_t n) { return n >= 32 ? 0xffffffffu : (1u << n) - 1u; }
+
+/* 32 elements of a row of an MXFP4 operand, block `block`. */
+TARGET static inline __m512i load_mxfp4(const struct operand *o, int64_t row, int64_t block) {
+  const __m512i magnitudes = _mm512_broadcast_i64x4(
+      _mm256_setr_epi16(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, (short)0x8000, (short)0xbf00,
+                        (short)0xbf80, (short)0xbfc0, (short)0xc000, (short)0xc040, (short)0xc080, (short)0xc0c0));
+  uint32_t byte = o->scales[operand_scale_offset(row, block, o->cols / CONTRACT_GROUP)];
+  __m512i table;
+  if (byte >= 2 && byte <= 252) { /* normal and finite for every code: the exponent moves */
+    table = _mm512_mask_add_epi16(magnitudes, 0xfefefefeu, magnitudes, _mm512_set1_epi16((short)(((int)byte - 127) * 128)));
+  } else {
+    uint16_t slow[32] = {0};
+    for (uint32_t c = 0; c < 16; c++) slow[c] = (uint16_t)(f32_bits(mxfp4_decode(c, byte)) >> 16);
+    table = _mm512_loadu_si512(slow);
+  }
+  __m128i codes = _mm_loadu_si128((const void *)(o->codes + row * (o->cols / 2) + block * (CONTRACT_GROUP / 2)));
+  __m512i pairs = _mm512_cvtepu8_epi32(codes);
+  __m512i indices = _mm512_or_si512(_mm512_and_si512(pairs, _mm512_set1_epi32(0x0f)),
+                                    _mm512_slli_epi32(_mm512_and_si512(pairs, _mm512_set1_epi32(0xf0)), 12));
+  return _mm512_permutexvar_epi16(indices, table);
+}
+
+/* Columns [k, k + n), n <= 32, of rows [row, row + rows): a row of the operand in each row. */
+TARGET static inline void load_rows(__m512i t[SIDE], const struct operand *o, int64_t row, int64_t rows, int64_t k,
+                                    int64_t n) {
+  __mmask32 mask = low_bits(n);
+  for (int64_t r = 0; r < SIDE; r++) {
+    if (r >= rows)
+      t[r] = _mm512_setzero_si512();
+    else if (o->encoding.format == FORMAT_MXFP4)
+      t[r] = load_mxfp4(o, row + r, k / CONTRACT_GROUP);
+    else
+      t[r] = _mm512_maskz_loadu_epi16(mask, o->codes + 2 * ((row + r) * o->cols + k));
+  }
+}
+
+/* The same of an operand stored transposed: a pair of its columns in each row. */
+TARGET static inline void load_pairs(__m512i t[SIDE], const struct operand *o, int64_t row, int64_t rows, int64_t k,
+                                     int64_t n) {
+  __mmask16 mask = (__mmask16)low_bits(rows < SIDE ? rows : SIDE);
+  for (int64_t pair = 0; pair < SIDE; pair++) {
+    __mmask16 even = 2 * pair < n ? mask : 0, odd = 2 * pair + 1 < n ? mask : 0;
+    const uint8_t *from = o->codes + 2 * ((k + 2 * pair) * o->rows + row);
+    __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(even, from));
+    __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(odd, from + 2 * o->rows));
+    t[pair] = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  }
+}
+
+TARGET static inline int pack(char *to, const struct operand *o, int64_t row, int64_t rows, int64_t k, int64_t cols,
+                              bool second) {
+  bool transposed = o->encoding.format == FORMAT_BF16 && o->view == VIEW_COLUMN;
+  __m512i least = _mm512_set1_epi16(-1); /* of the elements without sign, less one: zero is the largest */
+  for (int64_t panel = 0; panel < rows; panel += PANEL)
+    for (int64_t done = 0; done < cols; done += CONTRACT_GROUP)
+      for (int64_t r = panel; r < panel + PANEL; r += SIDE) {
+        int64_t n = cols - done < CONTRACT_GROUP ? cols - done : CONTRACT_GROUP;
+        __m512i t[SIDE];
+        if (r >= rows)
+          for (int i = 0; i < SIDE; i++) t[i] = _mm512_setzero_si512();
+        else if (transposed)
+          load_pairs(t, o, row + r, rows - r, k + done, n);
+        else
+          load_rows(t, o, row + r, rows - r, k + done, n);
+        if (transposed != second) transpose(t);
+        for (int i = 0; i < SIDE; i++) {
+          least = _mm512_min_epu16(least, _mm512_sub_epi16(_mm512_slli_epi16(t[i], 1), _mm512_set1_epi16(1)));
+          _mm512_store_si512(to + i * (TILE_BYTES / SIDE), t[i]);
+        }
+        to += TILE_BYTES;
+      }
+  uint16_t all[32];
+  _mm512_storeu_si512(all, least);
+  int smallest = 255;
+  for (int i = 0; i < 32; i++) {
+    int field = (all[i] + 1) >> 8;
+    if (field < smallest) smallest = field;
+  }
+  return smallest;
+}
+
+TARGET static int pack_first(void *panels, const struct operand *o, int64_t row, int64_t rows, int64_t k,
+                             int64_t cols) {
+  return pack(panels, o, row, rows, k, cols, false);
+}
+
+TARGET static int pack_second(void *panels, const struct operand *o, int64_t row, int64_t rows, int64_t k,
+                              int64_t cols) {
+  return pack(panels, o, row, rows, k, cols, true);
+}
+
+static uint32_t packed_word(const char *packed, int64_t panel_groups, int64_t group, int64_t row, int64_t i, int64_t j) {
+  uint32_t word;
+  int64_t tile = (row / PANEL * panel_groups + group) * GROUP_BYTES + row % PANEL / SIDE * TILE_BYTES;
+  memcpy(&word, packed + tile + (i * SIDE + j) * 4, sizeof word);
+  return word;
+}
+
+static void unpack(float *panels, int width, const char *packed, int64_t rows, int64_t panel_groups, int64_t group,
+                   int64_t groups, bool second) {
+  int64_t whole = round_up(rows, width);
+  for (int64_t r = 0; r < whole; r++)
+    for (int64_t pair = 0; pair < groups * SIDE; pair++) {
+      int64_t i = r % SIDE, j = pair % SIDE;
+      uint32_t word = 0;
+      if (r < rows) word = packed_word(packed, panel_groups, group + pair / SIDE, r, second ? j : i, second ? i : j);
+      float *to = panels + r / width * width * groups * CONTRACT_GROUP + 2 * pair * width + r % width;
+      to[0] = f32_from_bits(word << 16);
+      to[width] = f32_from_bits(word & 0xffff0000u);
+    }
+}
+
+static void unpack_first(float *panels, int width, const void *packed, int64_t rows, int64_t panel_groups,
+                         int64_t group, int64_t groups) {
+  unpack(panels, width, packed, rows, panel_groups, group, groups, false);
+}
+
+static void unpack_second(float *panels, int width, const void *packed, int64_t rows, int64_t panel_groups,
+                          int64_t group, int64_t groups) {
+  unpack(panels, width, packed, rows, panel_groups, group, groups, true);
+}
+
+/* ---- multiplication --------------------------------------------------------- */
+
+/* Palette 1: eight tiles of 16 rows of 64 bytes. */
+static const struct {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+} configuration = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+
+TARGET static void begin(void) { _tile_loadconfig(&configuration); }
+TARGET static void end(void) { _tile_release(); }
+
+TARGET static void run(float *acc, const void *first, const void *second, int64_t groups) {
+  const char *a = first, *b = second;
+  const int64_t stride = GEMM_TILE_COLS * sizeof(float);
+  float *below = acc + SIDE * GEMM_TILE_COLS;
+  __asm__ volatile("" ::: "memory"); /* the intrinsics do not say what they read */
+  _tile_loadd(0, acc, stride);
+  _tile_loadd(1, acc + SIDE, stride);
+  _tile_loadd(2, below, stride);
+  _tile_loadd(3, below + SIDE, stride);
+  for (int64_t g = 0; g < groups; g++) {
+    _tile_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
+    _tile_loadd(7, b + TILE_BYTES, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, a + TILE_BYTES, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    a += GROUP_BYTES;
+    b += GROUP_BYTES;
+  }
+  _tile_stored(0, acc, stride);
+  _tile_stored(1, acc + SIDE, stride);
+  _tile_stored(2, below, stride);
+  _tile_stored(3, below + SIDE, stride);
+}
+
+static const struct gemm_kernel kernel = {
+    .name = "amx-bf16", .mr = PANEL, .nr = PANEL, .chunk = 8, .element_bytes = 2, .usable = usable,
+    .pack_first = pack_first, .pack_second = pack_second, .begin = begin, .end = end, .run = run,
+    .exact = exact, .unpack_first = unpack_first, .unpack_second = unpack_second};
+
+const struct gemm_kernel *gemm_amx_kernel(void) { return &kernel; }
+
+#else
+
 const struct gemm_kernel *gemm_amx_kernel(void) { return NULL; }
-bool gemm_amx_exact(int first_exponent, int second_exponent) { return first_exponent + second_exponent >= 142; }
-void gemm_amx_unpack_first(float *panels, int width, const void *packed, int64_t rows, int64_t panel_groups,
-                           int64_t group, int64_t groups) {
-  (void)panels, (void)width, (void)packed, (void)rows, (void)panel_groups, (void)group, (void)groups;
-}
-void gemm_amx_unpack_second(float *panels, int width, const void *packed, int64_t rows, int64_t panel_groups,
-                            int64_t group, int64_t groups) {
-  (void)panels, (void)width, (void)packed, (void)rows, (void)panel_groups, (void)group, (void)groups;
-}
+
+#endif

@@ -65,8 +65,9 @@
     return 255;                                                                                            \
   }
 
-#define GEMM_KERNEL(NAME, LABEL, MR, NR)                                                            \
-  {LABEL, MR, NR, 8, sizeof(float), NAME##_usable, NAME##_pack_first, NAME##_pack_second, NAME##_run}
+#define GEMM_KERNEL(NAME, LABEL, MR, NR)                                                                   \
+  {.name = LABEL, .mr = MR, .nr = NR, .chunk = 8, .element_bytes = sizeof(float), .usable = NAME##_usable,    \
+   .pack_first = NAME##_pack_first, .pack_second = NAME##_pack_second, .run = NAME##_run}
 
 #if defined(__x86_64__)
 GEMM_BODY(avx512, __attribute__((target("avx512f"))), __m512, 16, _mm512_set1_ps, _mm512_fmadd_ps, 6, 2)
