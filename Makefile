@@ -36,7 +36,7 @@ CFLAGS    += -isystem $(BUILD)/include
 ROOMS      = base kernels kernels/cpu
 RUNNER     = qemu-aarch64-static -L /usr/aarch64-linux-gnu
 else
-PKGS       = hdf5-serial yaml-0.1 jansson
+PKGS       = hdf5-serial yaml-0.1 jansson zlib
 CFLAGS    += $(shell pkg-config --cflags $(PKGS) ompi-c 2>/dev/null | sed 's/-I\//-isystem \//g')
 LDLIBS    += $(shell pkg-config --libs $(PKGS) ompi-c 2>/dev/null)
 endif

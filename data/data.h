@@ -28,23 +28,32 @@ int tokenizer_bytes_decode(int32_t id, char out[8]);
 
 /* ---- preparing a stream ------------------------------------------------ */
 struct data_source {
-  const char *path; /* a text file (.txt, .md, .rst; also .gz), or a folder searched for them */
+  const char *path; /* a text file (.txt, .md, .rst; also .gz), or a folder searched for them:
+                     * all levels, in byte order of names, leaving out names that begin with a
+                     * dot and links to folders */
 };
 
 struct data_prepare {
   const struct data_source *sources;
   int n_sources;
   const char *train_path, *validation_path; /* streams to write */
-  double validation_fraction;               /* of documents, chosen by keyed hash */
+  double validation_fraction;               /* of documents, in (0, 1) */
   uint64_t seed;                            /* keys the order of documents */
 };
 
 struct data_prepared {
   int64_t documents[2], tokens[2]; /* train, validation */
+  int64_t files;      /* found; each is one document, or empty, or a duplicate */
+  int64_t empty;      /* without a byte: skipped */
+  int64_t duplicates; /* the same bytes as an earlier file: dropped */
 };
 
-/* Reads sources, orders documents by a keyed hash, writes BOS doc EOS … streams
- * (whole or not at all). Errors are ERROR_DATA and name the file. */
+/* Reads sources, orders documents by a hash of (seed, content), writes BOS doc
+ * EOS … streams (each whole or not at all, folders made as needed).  Held out
+ * for validation is what a hash of the content alone says, so every seed keeps
+ * the same validation documents; at least one document must fall on each side.
+ * Text is read twice and never held: memory grows with the number of files
+ * only.  Errors are ERROR_DATA (or ERROR_SYSTEM for memory) and name the file. */
 bool data_prepare(const struct data_prepare *p, struct data_prepared *done, struct error *e);
 
 /* ---- reading ----------------------------------------------------------- */
@@ -55,15 +64,22 @@ struct stream_info {
   int32_t vocab_size;    /* every id is below it */
   struct hash digest;    /* of the content */
   char tokenizer[32];    /* "bytes" */
+  const char *sources;   /* where it came from, one line a source; lives until stream_close */
 };
 
 /* Opens and validates header, size and footer.  `vocab_size` of the model: a
- * stream with larger ids is refused (file, offset and id named). */
+ * stream whose vocabulary is larger is refused (0: any vocabulary). */
 struct stream *stream_open(const char *path, int32_t vocab_size, struct error *e);
 const struct stream_info *stream_info(const struct stream *s);
-/* Reads and checks every block's digest. */
+const char *stream_path(const struct stream *s);
+/* Reads and checks all of it: every block's digest, every id, the documents. */
 bool stream_verify(struct stream *s, struct error *e);
 void stream_close(struct stream *s);
+
+/* Copies tokens first..first+count-1.  A block's digest is checked when it is
+ * first touched; an id outside the stream's vocabulary is refused (file, token,
+ * byte and id named).  Any thread may call it; it allocates nothing. */
+bool stream_read(const struct stream *s, int64_t first, int64_t count, int32_t *ids, struct error *e);
 
 /* The order of a run over a stream. */
 struct data_order {
@@ -77,9 +93,15 @@ struct data_order {
 bool data_order_make(struct data_order *o, const struct stream *s, int64_t seq_len, uint64_t seed,
                      struct error *e);
 int64_t data_order_epoch_samples(const struct data_order *o);
+/* Tokens at the stream's end that no sample of an epoch reads. */
+int64_t data_order_dropped_tokens(const struct data_order *o);
+/* Which sample of the stream, 0..epoch_samples-1, sample `index` >= 0 of the run
+ * is: stream order in epoch 0, then a permutation keyed by seed and epoch.
+ * Costs the same for every index. */
+int64_t data_order_position(const struct data_order *o, int64_t index);
 
 /* Copies sample `index` of the run: inputs[seq_len] and targets[seq_len]
- * (-1 = not counted).  An id beyond the stream's vocabulary is refused. */
+ * (-1 = not counted).  Errors as in stream_read. */
 bool data_sample(const struct data_order *o, int64_t index, int32_t *inputs, int32_t *targets,
                  struct error *e);
 

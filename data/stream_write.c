@@ -1,0 +1,231 @@
+/* Writing a token stream: blocks are hashed as they fill, the header comes
+ * last, and the file gets its name when all of it is on the disk. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "data/stream_file.h"
+
+struct stream_writer {
+  int fd;
+  char *path, *temporary;
+  struct stream_header header;
+  int token_bytes;
+  unsigned char *block; /* being filled */
+  int64_t in_block;
+  unsigned char *table; /* digests of finished blocks, as in the file */
+  int64_t blocks, table_room;
+  int64_t *offsets; /* first tokens of documents */
+  int64_t offsets_room;
+};
+
+static bool no_memory(const struct stream_writer *w, struct error *e) {
+  return error_set(e, ERROR_SYSTEM, "%s: out of memory while writing it", w->path);
+}
+
+static bool write_at(const struct stream_writer *w, const void *data, int64_t bytes, int64_t offset,
+                     struct error *e) {
+  const char *p = data;
+  while (bytes > 0) {
+    ssize_t wrote = pwrite(w->fd, p, (size_t)bytes, (off_t)offset);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) {
+      error_errno(e, ERROR_DATA, "cannot write %s", w->temporary);
+      return error_hint(e, "free some space or choose another folder");
+    }
+    p += wrote;
+    bytes -= wrote;
+    offset += wrote;
+  }
+  return true;
+}
+
+/* The folder of `path`, made if it is absent. */
+static bool make_parent(const char *path, struct error *e) {
+  const char *slash = strrchr(path, '/');
+  if (!slash || slash == path) return true;
+  char *folder = strndup(path, (size_t)(slash - path));
+  if (!folder) return error_set(e, ERROR_SYSTEM, "%s: out of memory", path);
+  bool ok = file_make_folder(folder, ERROR_DATA, e);
+  free(folder);
+  return ok;
+}
+
+/* A name that no other process uses, whatever host it runs on. */
+static bool create_temporary(struct stream_writer *w, struct error *e) {
+  char *name;
+  for (int attempt = 1;; attempt++) {
+    unsigned nanoseconds = (unsigned)(int64_t)(clock_seconds() * 1e9);
+    if (asprintf(&name, "%s.tmp-%ld-%08x", w->path, (long)getpid(), nanoseconds) < 0) return no_memory(w, e);
+    w->fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (w->fd >= 0) {
+      w->temporary = name;
+      return true;
+    }
+    if ((errno != EEXIST && errno != EINTR) || attempt == 100) break;
+    free(name);
+  }
+  error_errno(e, ERROR_DATA, "cannot create %s", name);
+  free(name);
+  return false;
+}
+
+struct stream_writer *stream_writer_open(const char *path, int32_t vocab_size, const char *tokenizer,
+                                         struct error *e) {
+  struct stream_writer *w = calloc(1, sizeof *w);
+  if (w) w->fd = -1;
+  if (!w || !(w->path = strdup(path)) || !(w->block = malloc(STREAM_BLOCK))) {
+    error_set(e, ERROR_SYSTEM, "%s: out of memory", path);
+    stream_writer_close(w);
+    return NULL;
+  }
+  w->header.vocab_size = vocab_size;
+  snprintf(w->header.tokenizer, sizeof w->header.tokenizer, "%s", tokenizer);
+  w->token_bytes = vocab_size <= 65536 ? 2 : 4;
+  struct stat st;
+  bool ok = true;
+  if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+    ok = error_set(e, ERROR_DATA, "cannot write the stream %s: it is %s", path,
+                   S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
+  if (!ok || !make_parent(path, e) || !create_temporary(w, e)) {
+    stream_writer_close(w);
+    return NULL;
+  }
+  return w;
+}
+
+static bool flush_block(struct stream_writer *w, struct error *e) {
+  if (w->in_block == 0) return true;
+  if (w->blocks == w->table_room) {
+    int64_t room = w->table_room ? 2 * w->table_room : 64;
+    unsigned char *table = realloc(w->table, (size_t)room * 16);
+    if (!table) return no_memory(w, e);
+    w->table = table;
+    w->table_room = room;
+  }
+  store_hash(w->table + 16 * w->blocks, hash_bytes(w->block, (size_t)w->in_block));
+  if (!write_at(w, w->block, w->in_block, STREAM_HEADER + w->blocks * STREAM_BLOCK, e)) return false;
+  w->blocks++;
+  w->in_block = 0;
+  return true;
+}
+
+/* Where the next `width` bytes of payload go (width divides a block). */
+static unsigned char *payload_slot(struct stream_writer *w, int width, struct error *e) {
+  if (w->in_block == STREAM_BLOCK && !flush_block(w, e)) return NULL;
+  unsigned char *slot = w->block + w->in_block;
+  w->in_block += width;
+  return slot;
+}
+
+bool stream_writer_document(struct stream_writer *w, struct error *e) {
+  if (w->header.documents == w->offsets_room) {
+    int64_t room = w->offsets_room ? 2 * w->offsets_room : 1024;
+    int64_t *offsets = realloc(w->offsets, (size_t)room * sizeof *offsets);
+    if (!offsets) return no_memory(w, e);
+    w->offsets = offsets;
+    w->offsets_room = room;
+  }
+  w->offsets[w->header.documents++] = w->header.tokens;
+  return true;
+}
+
+bool stream_writer_tokens(struct stream_writer *w, const int32_t *ids, int64_t count, struct error *e) {
+  for (int64_t i = 0; i < count; i++) {
+    if (ids[i] < 0 || ids[i] >= w->header.vocab_size)
+      return error_set(e, ERROR_INTERNAL, "%s: id %d outside a vocabulary of %d", w->path, ids[i],
+                       w->header.vocab_size);
+    unsigned char *slot = payload_slot(w, w->token_bytes, e);
+    if (!slot) return false;
+    if (w->token_bytes == 2)
+      store_u16(slot, (uint32_t)ids[i]);
+    else
+      store_u32(slot, (uint32_t)ids[i]);
+    w->header.tokens++;
+  }
+  return true;
+}
+
+int64_t stream_writer_count(const struct stream_writer *w) { return w->header.tokens; }
+
+static bool write_footer(struct stream_writer *w, const char *sources, const unsigned char *header,
+                         const struct stream_layout *l, struct error *e) {
+  size_t sources_bytes = strlen(sources);
+  if (sources_bytes > STREAM_SOURCES_MOST)
+    return error_set(e, ERROR_DATA, "%s: its list of sources has %zu bytes, more than %d", w->path, sources_bytes,
+                     STREAM_SOURCES_MOST);
+  struct hash_state *digest = hash_open();
+  if (!digest) return no_memory(w, e);
+  hash_feed(digest, header, STREAM_HEADER);
+  hash_feed(digest, w->table, (size_t)w->blocks * 16);
+  unsigned char trailer[STREAM_TRAILER] = {0};
+  store_hash(trailer, hash_close(digest));
+  store_hash(trailer + 16, hash_bytes(sources, sources_bytes));
+  store_u64(trailer + 32, sources_bytes);
+  memcpy(trailer + 56, STREAM_END_MAGIC, 8);
+  int64_t at = STREAM_HEADER + l->payload;
+  if (!write_at(w, w->table, w->blocks * 16, at, e)) return false;
+  at += w->blocks * 16;
+  if (!write_at(w, sources, (int64_t)sources_bytes, at, e)) return false;
+  return write_at(w, trailer, STREAM_TRAILER, at + (int64_t)sources_bytes, e);
+}
+
+bool stream_writer_finish(struct stream_writer *w, const char *sources, struct error *e) {
+  struct stream_layout l;
+  if (!stream_layout_of(&w->header, &l))
+    return error_set(e, ERROR_INTERNAL, "%s: %" PRId64 " tokens in %" PRId64 " documents", w->path, w->header.tokens,
+                     w->header.documents);
+  for (int64_t at = w->header.tokens * w->token_bytes; at < l.offsets_at; at++) {
+    unsigned char *slot = payload_slot(w, 1, e);
+    if (!slot) return false;
+    *slot = 0;
+  }
+  for (int64_t d = 0; d <= w->header.documents; d++) {
+    unsigned char *slot = payload_slot(w, 8, e);
+    if (!slot) return false;
+    store_u64(slot, (uint64_t)(d < w->header.documents ? w->offsets[d] : w->header.tokens));
+  }
+  unsigned char header[STREAM_HEADER];
+  stream_header_encode(&w->header, header);
+  if (!flush_block(w, e) || !write_footer(w, sources, header, &l, e) || !write_at(w, header, STREAM_HEADER, 0, e))
+    return false;
+  if (fsync(w->fd) != 0) return error_errno(e, ERROR_DATA, "cannot sync %s", w->temporary);
+  int fd = w->fd;
+  w->fd = -1;
+  if (close(fd) != 0) return error_errno(e, ERROR_DATA, "cannot close %s", w->temporary);
+  return true;
+}
+
+bool stream_writer_publish(struct stream_writer *w, struct error *e) {
+  if (rename(w->temporary, w->path) != 0)
+    return error_errno(e, ERROR_DATA, "cannot rename %s to %s", w->temporary, w->path);
+  free(w->temporary);
+  w->temporary = NULL;
+  const char *slash = strrchr(w->path, '/');
+  if (!slash) return file_sync_folder(".", ERROR_DATA, e);
+  char *folder = strndup(w->path, (size_t)(slash - w->path) + (slash == w->path));
+  if (!folder) return no_memory(w, e);
+  bool ok = file_sync_folder(folder, ERROR_DATA, e);
+  free(folder);
+  return ok;
+}
+
+void stream_writer_close(struct stream_writer *w) {
+  if (!w) return;
+  if (w->fd >= 0) close(w->fd);
+  if (w->temporary) unlink(w->temporary);
+  free(w->offsets);
+  free(w->table);
+  free(w->block);
+  free(w->temporary);
+  free(w->path);
+  free(w);
+}

@@ -1,0 +1,440 @@
+/* Token streams: the reader against an independent writer, large files, and
+ * every way a file can be wrong. */
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/threads.h"
+#include "data/data.h"
+#include "data/stream_file.h"
+#include "tests/data_stream_build.h"
+#include "tests/test.h"
+
+static char root[64], path[256];
+
+static const char *at(const char *name) {
+  snprintf(path, sizeof path, "%s/%s", root, name);
+  return path;
+}
+
+/* One clear line of the right kind, which names the file. */
+static bool good_error(const struct error *e) {
+  return e->code == ERROR_DATA && strstr(e->message, path) && !strchr(e->message, '\n') && strlen(e->message) < 600;
+}
+
+static struct stream *open_or_fail(int32_t vocab_size) {
+  struct error e;
+  struct stream *s = stream_open(path, vocab_size, &e);
+  if (!s) FAIL("%s", e.message);
+  return s;
+}
+
+static const struct plant few[] = {{0, 256}, {1, 104}, {2, 105}, {3, 257}, {4, 256}, {5, 33}, {6, 257}};
+static const uint64_t few_documents[] = {0, 4};
+static const struct build few_build = {258, 7, few, 7, few_documents, 2};
+
+TEST(small_stream) {
+  CHECK(build_stream(at("small"), &few_build));
+  struct stream *s = open_or_fail(258);
+  if (!s) return;
+  const struct stream_info *info = stream_info(s);
+  CHECK_EQ_I64(info->tokens, 7);
+  CHECK_EQ_I64(info->documents, 2);
+  CHECK_EQ_I64(info->vocab_size, 258);
+  CHECK_STR(info->tokenizer, "bytes");
+  CHECK_STR(info->sources, "built\n");
+  CHECK_STR(stream_path(s), path);
+  int32_t ids[7];
+  struct error e;
+  CHECK(stream_read(s, 0, 7, ids, &e));
+  for (int i = 0; i < 7; i++) CHECK_EQ_I64(ids[i], few[i].id);
+  CHECK(stream_read(s, 7, 0, ids, &e));
+  CHECK(!stream_read(s, 7, 1, ids, &e));
+  CHECK(!stream_read(s, -1, 1, ids, &e));
+  CHECK(!stream_read(s, INT64_MAX, 2, ids, &e));
+  CHECK(!stream_read(s, 1, INT64_MAX, ids, &e));
+  CHECK(stream_verify(s, &e));
+  stream_close(s);
+}
+
+/* Writes the few tokens with the product's writer. */
+static bool write_few(const char *name, const char *sources) {
+  struct error e = {0};
+  struct stream_writer *w = stream_writer_open(at(name), 258, "bytes", &e);
+  bool ok = w != NULL;
+  for (int i = 0; ok && i < 7; i++) {
+    int32_t id = (int32_t)few[i].id;
+    ok = (id != 256 || stream_writer_document(w, &e)) && stream_writer_tokens(w, &id, 1, &e);
+  }
+  ok = ok && stream_writer_finish(w, sources, &e) && stream_writer_publish(w, &e);
+  stream_writer_close(w);
+  if (!ok) FAIL("%s", e.message);
+  return ok;
+}
+
+static bool same_files(const char *a, const char *b) {
+  char *x = NULL, *y = NULL;
+  size_t nx = 0, ny = 0;
+  struct error e;
+  bool same = file_read(a, 1 << 20, ERROR_DATA, &x, &nx, &e) && file_read(b, 1 << 20, ERROR_DATA, &y, &ny, &e) &&
+              nx == ny && memcmp(x, y, nx) == 0;
+  free(x);
+  free(y);
+  return same;
+}
+
+TEST(two_writers_agree) {
+  char other[256];
+  CHECK(build_stream(at("built"), &few_build));
+  snprintf(other, sizeof other, "%s", path);
+  CHECK(write_few("written", "built\n"));
+  CHECK(same_files(other, path));
+  /* The digest is that of the content: the sources' names do not matter. */
+  struct error e;
+  struct stream *a = stream_open(other, 0, &e);
+  CHECK(write_few("renamed", "elsewhere\n"));
+  struct stream *b = stream_open(path, 0, &e);
+  CHECK(a && b && hash_equal(stream_info(a)->digest, stream_info(b)->digest));
+  stream_close(a);
+  stream_close(b);
+}
+
+TEST(wide_ids) {
+  static const struct plant plants[] = {{0, 70000}, {1, 128255}, {2, 65536}, {5, 1}};
+  struct build b = {.vocab_size = 128256, .tokens = 6, .plants = plants, .n_plants = 4};
+  CHECK(build_stream(at("wide"), &b));
+  struct stream *s = open_or_fail(128256);
+  if (!s) return;
+  int32_t ids[6];
+  struct error e;
+  CHECK(stream_read(s, 0, 6, ids, &e));
+  CHECK_EQ_I64(ids[0], 70000);
+  CHECK_EQ_I64(ids[1], 128255);
+  CHECK_EQ_I64(ids[2], 65536);
+  CHECK_EQ_I64(ids[4], 0);
+  CHECK_EQ_I64(ids[5], 1);
+  stream_close(s);
+  CHECK(stream_open(path, 128255, &e) == NULL);
+  CHECK(good_error(&e) && strstr(e.message, "128255") && strstr(e.message, "128254"));
+}
+
+TEST(more_than_four_gigabytes) {
+  /* More than 2^32 tokens, and samples far beyond 2^32 bytes. */
+  int64_t tokens = (INT64_C(1) << 32) + 12345;
+  enum { S = 8 };
+  int64_t last = (tokens - 1) / S - 1;
+  struct plant plants[2 * S + 2];
+  int n = 0;
+  for (int k = 0; k <= S; k++)
+    plants[n++] = (struct plant){(INT64_C(1) << 31) + k, (uint32_t)(50 + k)}; /* byte offset 2^32 */
+  for (int k = 0; k <= S; k++) plants[n++] = (struct plant){last * S + k, (uint32_t)(100 + k)};
+  struct build b = {.vocab_size = 258, .tokens = (uint64_t)tokens, .plants = plants, .n_plants = n};
+  CHECK(build_stream(at("large"), &b));
+  CHECK(file_size(path) > INT64_C(8) << 30);
+  double start = clock_seconds();
+  struct stream *s = open_or_fail(258);
+  if (!s) return;
+  CHECK_EQ_I64(stream_info(s)->tokens, tokens);
+  struct data_order o;
+  struct error e;
+  int32_t inputs[S], targets[S];
+  CHECK(data_order_make(&o, s, S, 1, &e));
+  CHECK_EQ_I64(data_order_epoch_samples(&o), last + 1);
+  CHECK_EQ_I64(data_order_epoch_samples(&o) * S + 1 + data_order_dropped_tokens(&o), tokens);
+  CHECK(data_sample(&o, last, inputs, targets, &e));
+  for (int k = 0; k < S; k++) CHECK(inputs[k] == 100 + k && targets[k] == 101 + k);
+  CHECK(data_sample(&o, (INT64_C(1) << 31) / S, inputs, targets, &e));
+  for (int k = 0; k < S; k++) CHECK(inputs[k] == 50 + k && targets[k] == 51 + k);
+  /* Sample 10^9 and one far away: at once. */
+  CHECK(data_sample(&o, INT64_C(1000000000), inputs, targets, &e));
+  CHECK(data_sample(&o, INT64_C(1) << 60, inputs, targets, &e));
+  CHECK(clock_seconds() - start < 5);
+  stream_close(s);
+  CHECK(unlink(path) == 0);
+}
+
+TEST(every_flipped_byte_is_found) {
+  CHECK(write_few("flip", "a: 2 documents\n"));
+  struct error e;
+  char *bytes;
+  size_t size;
+  if (!file_read(path, 1 << 20, ERROR_DATA, &bytes, &size, &e)) {
+    FAIL("%s", e.message);
+    return;
+  }
+  for (size_t i = 0; i < size; i++)
+    for (int bit = 0; bit < 8; bit += 3) {
+      bytes[i] = (char)(bytes[i] ^ 1 << bit);
+      CHECK(file_publish(path, bytes, size, ERROR_DATA, &e));
+      bytes[i] = (char)(bytes[i] ^ 1 << bit);
+      memset(&e, 0, sizeof e);
+      struct stream *s = stream_open(path, 258, &e);
+      int32_t id;
+      /* The payload's damage shows on the first touch, the rest at once. */
+      bool in_payload = i >= STREAM_HEADER && i < STREAM_HEADER + 16 + 24;
+      CHECK((s != NULL) == in_payload);
+      if (s) CHECK(!stream_read(s, 0, 1, &id, &e));
+      CHECK(good_error(&e));
+      if (s) {
+        memset(&e, 0, sizeof e);
+        CHECK(!stream_verify(s, &e) && good_error(&e));
+      }
+      stream_close(s);
+    }
+  free(bytes);
+}
+
+TEST(every_truncation_is_found) {
+  CHECK(write_few("cut", "a: 2 documents\n"));
+  struct error e;
+  char *bytes;
+  size_t size;
+  if (!file_read(path, 1 << 20, ERROR_DATA, &bytes, &size, &e)) {
+    FAIL("%s", e.message);
+    return;
+  }
+  for (size_t n = 0; n < size; n++) {
+    CHECK(file_publish(path, bytes, n, ERROR_DATA, &e));
+    memset(&e, 0, sizeof e);
+    CHECK(stream_open(path, 258, &e) == NULL && good_error(&e));
+  }
+  /* And bytes after the end. */
+  char *longer = realloc(bytes, size + 64);
+  CHECK(longer != NULL);
+  if (longer) {
+    memmove(longer + 64, longer + size - 64, 64 < size ? 64 : 0);
+    CHECK(file_publish(path, longer, size + 1, ERROR_DATA, &e));
+    CHECK(stream_open(path, 258, &e) == NULL && good_error(&e));
+    bytes = longer;
+  }
+  free(bytes);
+}
+
+TEST(absurd_headers) {
+  /* A header that is wrong and yet has a matching digest. */
+  static const struct {
+    int at, bytes;
+    uint64_t value;
+  } wrong[] = {
+      {24, 8, UINT64_MAX},      {24, 8, INT64_MAX},       {24, 8, INT64_MAX / 2}, {24, 8, INT64_MAX / 2 - 9},
+      {24, 8, UINT64_C(1) << 61}, {24, 8, UINT64_C(1) << 45}, {24, 8, 9},           {24, 8, 0},
+      {32, 8, UINT64_MAX},      {32, 8, UINT64_C(1) << 60}, {32, 8, 7},            {32, 8, 8},
+      {32, 8, 0},               {20, 4, 0},               {20, 4, UINT32_MAX},    {20, 4, UINT64_C(1) << 31},
+      {20, 4, 70000},           {16, 4, 0},               {16, 4, 4},             {16, 4, 1},
+      {40, 8, 0},               {40, 8, 1},               {40, 8, UINT64_C(1) << 40}, {12, 4, 0},
+      {12, 4, UINT32_MAX},      {8, 4, 0},                {8, 4, 2},              {8, 4, UINT32_MAX},
+      {48, 1, 0},               {79, 1, 65},              {48, 1, 27},            {0, 1, 0},
+  };
+  for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
+    CHECK(build_stream(at("absurd"), &few_build));
+    int fd = open(path, O_RDWR);
+    unsigned char header[256], table[16], trailer[64];
+    int64_t size = file_size(path);
+    CHECK(pread(fd, header, 256, 0) == 256 && pread(fd, table, 16, 256 + 40) == 16);
+    build_put(header + wrong[k].at, wrong[k].value, wrong[k].bytes);
+    CHECK(build_trailer(trailer, header, table, 16, "built\n"));
+    CHECK(pwrite(fd, header, 256, 0) == 256 && pwrite(fd, trailer, 64, size - 64) == 64);
+    close(fd);
+    struct error e = {0};
+    struct stream *s = stream_open(path, 258, &e);
+    CHECK(s == NULL && good_error(&e));
+    stream_close(s);
+  }
+}
+
+TEST(absurd_sources) {
+  static const uint64_t sizes[] = {UINT64_MAX, INT64_MAX, 0, 7, UINT64_C(1) << 40};
+  for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+    CHECK(build_stream(at("sources"), &few_build));
+    unsigned char bytes[8];
+    build_put(bytes, sizes[k], 8);
+    int fd = open(path, O_WRONLY);
+    CHECK(pwrite(fd, bytes, 8, file_size(path) - 32) == 8);
+    close(fd);
+    struct error e = {0};
+    CHECK(stream_open(path, 258, &e) == NULL && good_error(&e));
+  }
+}
+
+TEST(wrong_files) {
+  struct error e = {0};
+  at("absent");
+  CHECK(stream_open(path, 258, &e) == NULL && good_error(&e) && strstr(e.hint, "prepare"));
+  CHECK(file_make_folder(at("folder"), ERROR_DATA, &e));
+  CHECK(stream_open(path, 258, &e) == NULL && good_error(&e) && strstr(e.message, "a folder"));
+  at("text");
+  char text[1000];
+  memset(text, 'x', sizeof text);
+  CHECK(file_publish(path, text, sizeof text, ERROR_DATA, &e));
+  CHECK(stream_open(path, 258, &e) == NULL && good_error(&e) && strstr(e.message, "not a token stream"));
+  CHECK(mkfifo(at("fifo"), 0600) == 0);
+  CHECK(stream_open(path, 258, &e) == NULL && good_error(&e));
+  CHECK(build_stream(at("locked"), &few_build) && chmod(path, 0) == 0 && chmod(root, 0755) == 0);
+  bool is_root = geteuid() == 0;
+  if (is_root) CHECK(seteuid(65534) == 0);
+  CHECK(stream_open(path, 258, &e) == NULL && good_error(&e) && strstr(e.message, "Permission denied"));
+  if (is_root) CHECK(seteuid(0) == 0);
+}
+
+TEST(planted_id) {
+  static const struct plant plants[] = {{3, 257}, {700001, 258}, {700005, 65535}};
+  struct build b = {.vocab_size = 258, .tokens = 1000000, .plants = plants, .n_plants = 3};
+  CHECK(build_stream(at("planted"), &b));
+  struct stream *s = open_or_fail(258);
+  if (!s) return;
+  static int32_t ids[100];
+  struct error e = {0};
+  CHECK(stream_read(s, 0, 100, ids, &e));
+  CHECK(!stream_read(s, 700000, 100, ids, &e) && good_error(&e));
+  CHECK(strstr(e.message, "token 700001 ") && strstr(e.message, "byte 1400258") && strstr(e.message, "id 258"));
+  memset(&e, 0, sizeof e);
+  CHECK(!stream_verify(s, &e) && good_error(&e) && strstr(e.message, "token 700001 "));
+  struct data_order o;
+  int32_t targets[100];
+  CHECK(data_order_make(&o, s, 100, 0, &e));
+  CHECK(data_sample(&o, 6999, ids, targets, &e));
+  CHECK(!data_sample(&o, 7000, ids, targets, &e) && good_error(&e));
+  stream_close(s);
+  /* Ids of 32 bits: those above 2^31 too. */
+  static const struct plant huge[] = {{3, UINT32_MAX}};
+  struct build wide = {.vocab_size = 128256, .tokens = 10, .plants = huge, .n_plants = 1};
+  CHECK(build_stream(at("planted-wide"), &wide));
+  s = open_or_fail(0);
+  if (!s) return;
+  CHECK(!stream_read(s, 0, 10, ids, &e) && good_error(&e) && strstr(e.message, "id 4294967295"));
+  stream_close(s);
+}
+
+TEST(bad_documents) {
+  static const uint64_t offsets[][3] = {{1, 2, 3}, {0, 5, 4}, {0, 5, 8}, {0, UINT64_MAX, 5}};
+  for (size_t k = 0; k < sizeof offsets / sizeof *offsets; k++) {
+    struct build b = {258, 7, few, 7, offsets[k], 3};
+    CHECK(build_stream(at("documents"), &b));
+    struct stream *s = open_or_fail(258);
+    if (!s) return;
+    struct error e = {0};
+    CHECK(!stream_verify(s, &e) && good_error(&e) && strstr(e.message, "document"));
+    stream_close(s);
+  }
+}
+
+TEST(damage_in_one_block) {
+  struct build b = {.vocab_size = 258, .tokens = 5 * (BUILD_BLOCK / 2) + 99};
+  CHECK(build_stream(at("block"), &b));
+  int64_t per_block = BUILD_BLOCK / 2, where = 3 * per_block + 4242;
+  int fd = open(path, O_WRONLY);
+  CHECK(pwrite(fd, "\1", 1, 256 + 2 * where) == 1);
+  close(fd);
+  struct stream *s = open_or_fail(258);
+  if (!s) return;
+  static int32_t ids[2000];
+  struct error e = {0};
+  CHECK(stream_read(s, 2 * per_block, 2000, ids, &e));
+  CHECK(stream_read(s, 3 * per_block - 2000, 2000, ids, &e));
+  /* Also when the damaged byte itself is not asked for, and again. */
+  for (int k = 0; k < 2; k++) {
+    memset(&e, 0, sizeof e);
+    CHECK(!stream_read(s, 3 * per_block - 1, 2, ids, &e) && good_error(&e) && strstr(e.message, "block 3 of 6"));
+  }
+  CHECK(stream_read(s, 4 * per_block, 2000, ids, &e));
+  CHECK(!stream_verify(s, &e) && strstr(e.message, "block 3 of 6"));
+  stream_close(s);
+}
+
+TEST(cut_while_open) {
+  struct build b = {.vocab_size = 258, .tokens = 2000000};
+  CHECK(build_stream(at("shrinks"), &b));
+  struct stream *s = open_or_fail(258);
+  if (!s) return;
+  static int32_t ids[1000];
+  struct error e = {0};
+  CHECK(stream_read(s, 0, 1000, ids, &e));
+  CHECK(truncate(path, 1000) == 0);
+  CHECK(stream_read(s, 0, 300, ids, &e));
+  CHECK(!stream_read(s, 0, 1000, ids, &e) && good_error(&e));
+  CHECK(!stream_read(s, 1999000, 1000, ids, &e) && good_error(&e) && strstr(e.message, "cut"));
+  stream_close(s);
+}
+
+struct readers {
+  struct stream *s;
+  atomic_int wrong;
+};
+
+static void read_some(void *context, int64_t index, int worker) {
+  (void)worker;
+  struct readers *r = context;
+  int32_t ids[777];
+  struct error e;
+  int64_t first = index * 104729 % 3000000;
+  if (!stream_read(r->s, first, 777, ids, &e)) atomic_fetch_add(&r->wrong, 1);
+  for (int64_t i = 0; i < 777; i++)
+    if (ids[i] != ((first + i) % 1000 == 0 ? (first + i) / 1000 % 258 : 0)) atomic_fetch_add(&r->wrong, 1);
+}
+
+TEST(many_threads_touch_first) {
+  static struct plant plants[3001];
+  for (int i = 0; i <= 3000; i++) plants[i] = (struct plant){i * 1000, (uint32_t)(i % 258)};
+  struct build b = {.vocab_size = 258, .tokens = 3001000, .plants = plants, .n_plants = 3001};
+  CHECK(build_stream(at("threads"), &b));
+  struct error e;
+  struct threads *t = threads_create(4, &e);
+  CHECK(t != NULL);
+  for (int k = 0; t && k < 5; k++) {
+    struct readers r = {.s = open_or_fail(258)};
+    if (!r.s) break;
+    threads_run(t, 200, read_some, &r);
+    CHECK_EQ_I64(r.wrong, 0);
+    stream_close(r.s);
+  }
+  threads_destroy(t);
+}
+
+TEST(byte_tokenizer) {
+  unsigned char text[256];
+  int32_t ids[256];
+  for (int i = 0; i < 256; i++) text[i] = (unsigned char)i;
+  CHECK_EQ_I64(tokenizer_bytes_encode(text, 256, ids), 256);
+  for (int i = 0; i < 256; i++) {
+    char out[8] = {0};
+    CHECK_EQ_I64(ids[i], i);
+    CHECK_EQ_I64(tokenizer_bytes_decode(ids[i], out), 1);
+    CHECK_EQ_I64((unsigned char)out[0], i);
+  }
+  char out[8];
+  CHECK_EQ_I64(tokenizer_bytes_decode(TOKENIZER_BYTES_BOS, out), 0);
+  CHECK_EQ_I64(tokenizer_bytes_decode(TOKENIZER_BYTES_EOS, out), 0);
+  CHECK_EQ_I64(tokenizer_bytes_decode(-1, out), 0);
+  CHECK_EQ_I64(tokenizer_bytes_decode(INT32_MAX, out), 0);
+}
+
+int main(void) {
+  const char *folder = getenv("TMPDIR");
+  snprintf(root, sizeof root, "%s/fp4d-stream-XXXXXX", folder && strlen(folder) < 40 ? folder : P_tmpdir);
+  if (!mkdtemp(root)) {
+    perror("mkdtemp");
+    return 1;
+  }
+  RUN(small_stream);
+  RUN(two_writers_agree);
+  RUN(wide_ids);
+  RUN(more_than_four_gigabytes);
+  RUN(every_flipped_byte_is_found);
+  RUN(every_truncation_is_found);
+  RUN(absurd_headers);
+  RUN(absurd_sources);
+  RUN(wrong_files);
+  RUN(planted_id);
+  RUN(bad_documents);
+  RUN(damage_in_one_block);
+  RUN(cut_while_open);
+  RUN(many_threads_touch_first);
+  RUN(byte_tokenizer);
+  struct error e;
+  if (!file_remove_tree(root, ERROR_DATA, &e)) printf("# %s\n", e.message);
+  return test_report();
+}
