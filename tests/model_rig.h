@@ -1,0 +1,116 @@
+/* A model on the CPU with a batch of random tokens, for tests of the model. */
+#ifndef FP4D_TESTS_MODEL_RIG_H
+#define FP4D_TESTS_MODEL_RIG_H
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/philox.h"
+#include "model/model.h"
+
+struct rig {
+  struct device *d;
+  struct model *m;
+  void *memory;
+  int32_t *inputs, *targets;
+  float *nll;
+  int64_t tokens, elements;
+  struct micro_batch b;
+};
+
+/* Two query heads a key head, odd vocabulary, three blocks. */
+static inline struct model_config rig_config(void) {
+  return (struct model_config){.vocab_size = 67, .hidden_size = 64, .ffn_size = 96, .n_layers = 3, .n_heads = 4,
+                               .n_kv_heads = 2, .head_dim = 16, .norm_eps = 1e-5, .rope_theta = 1e4};
+}
+
+static inline struct model_shape rig_shape(int64_t batch, enum dtype param_dtype) {
+  return (struct model_shape){.batch = batch, .seq_len = 32, .recompute_every = 2, .head_chunk = 20,
+                              .param_dtype = param_dtype, .training = true};
+}
+
+static inline enum dtype rig_dtype(const char *route) { return strcmp(route, "fp32") == 0 ? DTYPE_F32 : DTYPE_BF16; }
+
+/* Sample i of the run has the same tokens in every rig. */
+static inline void rig_batch(struct rig *g, uint64_t first_sample, int64_t seq_len, int64_t vocab) {
+  for (int64_t t = 0; t < g->tokens; t++) {
+    uint64_t sample = first_sample + (uint64_t)(t / seq_len);
+    struct philox_block r = philox4x32_10(sample, (struct philox_block){{(uint32_t)(t % seq_len), 7, 7, 7}});
+    g->inputs[t] = (int32_t)(r.word[0] % (uint32_t)vocab);
+    g->targets[t] = (int32_t)(r.word[1] % (uint32_t)vocab);
+  }
+  g->b = (struct micro_batch){.inputs = g->inputs, .targets = g->targets, .first_sample = first_sample, .update = 3,
+                              .seed = 11};
+}
+
+static inline bool rig_open_route(struct rig *g, const struct model_config *c, const struct route *r,
+                                  const struct model_shape *s, int threads) {
+  struct error e;
+  memset(g, 0, sizeof *g);
+  g->d = device_open("cpu", threads, &e);
+  if (!g->d) return false;
+  struct arena a = arena_measure();
+  g->m = model_create(g->d, &a, c, r, s, &e);
+  if (!g->m) {
+    printf("# %s\n", e.message);
+    return false;
+  }
+  model_destroy(g->m);
+  g->memory = g->d->k->allocate(g->d, a.used, &e);
+  memset(g->memory, 0x7F, a.used); /* nothing may count on zeros */
+  a = arena_over(g->memory, a.used);
+  g->m = model_create(g->d, &a, c, r, s, &e);
+  g->tokens = s->batch * s->seq_len;
+  g->elements = model_param_elements(g->m);
+  g->inputs = malloc((size_t)g->tokens * sizeof *g->inputs);
+  g->targets = malloc((size_t)g->tokens * sizeof *g->targets);
+  g->nll = malloc((size_t)g->tokens * sizeof *g->nll);
+  rig_batch(g, 5, s->seq_len, c->vocab_size);
+  bool good = model_initialise(g->m, 42, &e);
+  model_refresh_weights(g->m);
+  return good;
+}
+
+static inline bool rig_open(struct rig *g, const struct model_config *c, const char *route,
+                            const struct model_shape *s, int threads) {
+  struct error e;
+  struct route r;
+  return route_named(route, (int)c->n_layers, &r, &e) && rig_open_route(g, c, &r, s, threads);
+}
+
+static inline void rig_close(struct rig *g) {
+  model_destroy(g->m);
+  free(g->inputs);
+  free(g->targets);
+  free(g->nll);
+  if (g->d) {
+    g->d->k->release(g->d, g->memory);
+    g->d->k->close(g->d);
+  }
+}
+
+static inline void rig_clear(struct rig *g) {
+  g->d->k->clear(g->d, model_gradients(g->m), (size_t)g->elements * sizeof(float));
+}
+
+static inline double rig_loss(struct rig *g) {
+  model_forward(g->m, &g->b, g->nll);
+  double sum = 0;
+  for (int64_t t = 0; t < g->tokens; t++) sum += (double)g->nll[t];
+  return sum;
+}
+
+static inline double dot(const float *a, const float *b, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += (double)a[i] * (double)b[i];
+  return sum;
+}
+
+/* |a - b| / |b| */
+static inline double distance(const float *a, const float *b, int64_t n) {
+  double difference = 0;
+  for (int64_t i = 0; i < n; i++) difference += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+  return sqrt(difference / dot(b, b, n));
+}
+
+#endif

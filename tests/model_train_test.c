@@ -1,0 +1,396 @@
+/* Forward and backward of the whole model on the CPU: what must be equal to the
+ * bit, what must be close, and that it learns. */
+#include "tests/test.h"
+
+#include "tests/model_rig.h"
+
+static const char *const all_routes[] = {"fp32", "bf16", "mxfp4-row-sr"};
+enum { ROUTES = 3 };
+
+struct result {
+  float *gradients, *nll;
+  struct model_signals signals;
+  int64_t elements, tokens;
+};
+
+/* One forward and backward of a fresh model. */
+static struct result run(const struct model_config *c, const char *route, const struct model_shape *s, int threads) {
+  struct rig g;
+  struct result r = {0};
+  if (!rig_open(&g, c, route, s, threads)) {
+    FAIL("%s: no model", route);
+    exit(1);
+  }
+  model_reset_signals(g.m);
+  model_forward_backward(g.m, &g.b, 1.0f / 64, g.nll);
+  r.elements = g.elements;
+  r.tokens = g.tokens;
+  r.gradients = malloc((size_t)g.elements * sizeof(float));
+  r.nll = malloc((size_t)g.tokens * sizeof(float));
+  memcpy(r.gradients, model_gradients(g.m), (size_t)g.elements * sizeof(float));
+  memcpy(r.nll, g.nll, (size_t)g.tokens * sizeof(float));
+  r.signals = *model_signals(g.m);
+  rig_close(&g);
+  return r;
+}
+
+static void drop(struct result *r) {
+  free(r->gradients);
+  free(r->nll);
+}
+
+static bool equal(const struct result *a, const struct result *b) {
+  return a->elements == b->elements && memcmp(a->gradients, b->gradients, (size_t)a->elements * sizeof(float)) == 0 &&
+         a->tokens == b->tokens && memcmp(a->nll, b->nll, (size_t)a->tokens * sizeof(float)) == 0;
+}
+
+TEST(recomputation_changes_nothing) {
+  struct model_config c = rig_config();
+  for (int i = 0; i < ROUTES; i++) {
+    struct model_shape s = rig_shape(2, rig_dtype(all_routes[i]));
+    struct result none = run(&c, all_routes[i], &s, 2);
+    CHECK(dot(none.gradients, none.gradients, none.elements) > 0);
+    for (int k = RECOMPUTE_EVERY_NTH; k <= RECOMPUTE_ALL; k++) {
+      s.recompute = (enum recompute)k;
+      struct result other = run(&c, all_routes[i], &s, 2);
+      if (!equal(&none, &other)) FAIL("%s: recompute setting %d differs", all_routes[i], k);
+      CHECK(memcmp(&none.signals, &other.signals, sizeof none.signals) == 0);
+      drop(&other);
+    }
+    drop(&none);
+  }
+}
+
+TEST(threads_change_nothing) {
+  struct model_config c = rig_config();
+  for (int i = 0; i < ROUTES; i++) {
+    struct model_shape s = rig_shape(2, rig_dtype(all_routes[i]));
+    struct result one = run(&c, all_routes[i], &s, 1);
+    for (int threads = 2; threads <= 3; threads++) {
+      struct result other = run(&c, all_routes[i], &s, threads);
+      if (!equal(&one, &other)) FAIL("%s: %d threads differ", all_routes[i], threads);
+      drop(&other);
+    }
+    drop(&one);
+  }
+}
+
+/* A batch of two against the same samples one by one, accumulated.  With
+ * stochastic rounding in the route this holds only if draws belong to samples. */
+TEST(micro_batches) {
+  struct model_config c = rig_config();
+  for (int i = 0; i < ROUTES; i++) {
+    struct model_shape s = rig_shape(2, rig_dtype(all_routes[i]));
+    struct result whole = run(&c, all_routes[i], &s, 2);
+    s.batch = 1;
+    struct rig g;
+    if (!rig_open(&g, &c, all_routes[i], &s, 2)) return;
+    for (uint64_t sample = 0; sample < 2; sample++) {
+      rig_batch(&g, 5 + sample, 32, c.vocab_size);
+      model_forward_backward(g.m, &g.b, 1.0f / 64, g.nll);
+      CHECK(memcmp(g.nll, whole.nll + 32 * sample, 32 * sizeof(float)) == 0);
+    }
+    double d = distance(model_gradients(g.m), whole.gradients, whole.elements);
+    if (!(d < 2e-6)) FAIL("%s: gradients differ by %g", all_routes[i], d);
+    /* and the draws do matter */
+    if (i == 2) {
+      rig_clear(&g);
+      for (uint64_t sample = 0; sample < 2; sample++) {
+        rig_batch(&g, 5 + sample, 32, c.vocab_size);
+        g.b.first_sample += 100;
+        model_forward_backward(g.m, &g.b, 1.0f / 64, g.nll);
+        CHECK(memcmp(g.nll, whole.nll + 32 * sample, 32 * sizeof(float)) == 0);
+      }
+      d = distance(model_gradients(g.m), whole.gradients, whole.elements);
+      if (!(d > 1e-3 && d < 0.5)) FAIL("other draws: gradients differ by %g", d);
+    }
+    rig_close(&g);
+    drop(&whole);
+  }
+}
+
+TEST(causal) {
+  struct model_config c = rig_config();
+  for (int i = 0; i < ROUTES; i++) {
+    struct model_shape s = rig_shape(2, rig_dtype(all_routes[i]));
+    struct rig g;
+    if (!rig_open(&g, &c, all_routes[i], &s, 2)) return;
+    float before[64];
+    model_forward(g.m, &g.b, g.nll);
+    memcpy(before, g.nll, sizeof before);
+    const int64_t changed = 17;
+    g.inputs[changed] = (g.inputs[changed] + 1) % 67;
+    model_forward(g.m, &g.b, g.nll);
+    for (int64_t t = 0; t < 64; t++) {
+      bool same = memcmp(&before[t], &g.nll[t], sizeof(float)) == 0;
+      if (t < changed || t >= 32) {
+        if (!same) FAIL("%s: token %d saw token %d", all_routes[i], (int)t, (int)changed);
+      } else if (t == changed && same) {
+        FAIL("%s: token %d does not see itself", all_routes[i], (int)t);
+      }
+    }
+    rig_close(&g);
+  }
+}
+
+/* The loss along the gradient of each parameter: (L(w + h u) - L(w - h u)) / 2h = |g|. */
+static void check_slopes(const struct model_config *c) {
+  struct model_shape s = rig_shape(2, DTYPE_F32);
+  struct rig g;
+  if (!rig_open(&g, c, "fp32", &s, 2)) return;
+  g.targets[3] = g.targets[40] = -1;
+  model_forward_backward(g.m, &g.b, 1, g.nll);
+  float *params = model_params(g.m);
+  const float *gradients = model_gradients(g.m);
+  float *kept = malloc((size_t)g.elements * sizeof *kept);
+  memcpy(kept, params, (size_t)g.elements * sizeof *kept);
+  for (int i = 0; i < model_param_number(g.m); i++) {
+    const struct param *p = model_param(g.m, i);
+    int64_t n = p->rows * p->cols;
+    double norm = sqrt(dot(gradients + p->offset, gradients + p->offset, n));
+    if (!(norm > 0)) {
+      FAIL("%s: no gradient", p->name);
+      continue;
+    }
+    double rms = sqrt(dot(kept + p->offset, kept + p->offset, n));
+    double h = 0.004 * rms, loss[2];
+    for (int side = 0; side < 2; side++) {
+      for (int64_t k = 0; k < n; k++)
+        params[p->offset + k] = (float)((double)kept[p->offset + k] +
+                                        (side ? -h : h) * (double)gradients[p->offset + k] / norm);
+      loss[side] = rig_loss(&g);
+    }
+    memcpy(params + p->offset, kept + p->offset, (size_t)n * sizeof *kept);
+    double slope = (loss[0] - loss[1]) / (2 * h);
+    if (!(fabs(slope / norm - 1) < 0.02)) FAIL("%s: slope %g, gradient %g", p->name, slope, norm);
+  }
+  free(kept);
+  rig_close(&g);
+}
+
+TEST(gradients_are_slopes) {
+  struct model_config c = rig_config();
+  check_slopes(&c);
+  c.tied = true;
+  c.n_kv_heads = 4;
+  c.n_layers = 1;
+  check_slopes(&c);
+}
+
+TEST(accumulation_and_scale) {
+  struct model_config c = rig_config();
+  for (int i = 0; i < ROUTES; i++) {
+    struct model_shape s = rig_shape(2, rig_dtype(all_routes[i]));
+    struct rig g;
+    if (!rig_open(&g, &c, all_routes[i], &s, 2)) return;
+    float *gradients = model_gradients(g.m);
+    float *once = malloc((size_t)g.elements * sizeof *once);
+    model_forward_backward(g.m, &g.b, 1.0f / 64, g.nll);
+    memcpy(once, gradients, (size_t)g.elements * sizeof *once);
+    model_forward_backward(g.m, &g.b, 1.0f / 64, g.nll);
+    for (int64_t k = 0; k < g.elements; k++) once[k] *= 2;
+    CHECK(distance(gradients, once, g.elements) < 1e-6);
+
+    /* a power of two of the loss is the same power of two of every gradient */
+    rig_clear(&g);
+    model_forward_backward(g.m, &g.b, 1.0f / 32, g.nll);
+    if (memcmp(gradients, once, (size_t)g.elements * sizeof *once) != 0 && distance(gradients, once, g.elements) > 1e-6)
+      FAIL("%s: not homogeneous: %g", all_routes[i], distance(gradients, once, g.elements));
+
+    /* nothing counted: no loss, no gradient */
+    rig_clear(&g);
+    for (int64_t t = 0; t < g.tokens; t++) g.targets[t] = -1;
+    model_forward_backward(g.m, &g.b, 1, g.nll);
+    double seen = dot(gradients, gradients, g.elements) + dot(g.nll, g.nll, g.tokens);
+    CHECK_CLOSE(seen, 0, 0);
+    free(once);
+    rig_close(&g);
+  }
+}
+
+TEST(evaluation_and_logits) {
+  struct model_config c = rig_config();
+  for (int i = 0; i < ROUTES; i++) {
+    enum dtype type = rig_dtype(all_routes[i]);
+    struct model_shape s = rig_shape(2, type);
+    struct result trained = run(&c, all_routes[i], &s, 2);
+    s.training = false;
+    s.head_chunk = 0;
+    struct rig g;
+    if (!rig_open(&g, &c, all_routes[i], &s, 2)) return;
+    CHECK(model_gradients(g.m) == NULL);
+    model_forward(g.m, &g.b, g.nll);
+    CHECK(memcmp(g.nll, trained.nll, sizeof(float) * 64) == 0);
+    const int64_t rows[] = {0, 31, 32, 63};
+    for (int k = 0; k < 4; k++) {
+      float logits[67];
+      model_logits(g.m, &g.b, rows[k], logits);
+      double sum = 0;
+      for (int v = 0; v < 67; v++) sum += exp((double)logits[v]);
+      CHECK_CLOSE(log(sum) - (double)logits[g.targets[rows[k]]], g.nll[rows[k]], 1e-5);
+    }
+    rig_close(&g);
+    drop(&trained);
+  }
+}
+
+TEST(head_chunks) {
+  struct model_config c = rig_config();
+  for (int i = 0; i < 2; i++) {
+    struct model_shape s = rig_shape(2, rig_dtype(all_routes[i]));
+    s.head_chunk = 64;
+    struct result whole = run(&c, all_routes[i], &s, 2);
+    const int64_t chunks[] = {1, 33, 0, 1000};
+    for (int k = 0; k < 4; k++) {
+      s.head_chunk = chunks[k];
+      struct result r = run(&c, all_routes[i], &s, 2);
+      CHECK(memcmp(r.nll, whole.nll, sizeof(float) * 64) == 0);
+      CHECK(distance(r.gradients, whole.gradients, whole.elements) < 1e-6);
+      drop(&r);
+    }
+    drop(&whole);
+  }
+}
+
+/* Low precision moves gradients, not their direction. */
+TEST(routes_agree) {
+  struct model_config c = rig_config();
+  struct model_shape s = rig_shape(2, DTYPE_F32);
+  struct result fp32 = run(&c, "fp32", &s, 2);
+  const struct {
+    const char *route;
+    double least, most;
+  } cases[] = {{"bf16", 1e-5, 0.03}, {"mxfp4-row-sr", 0.02, 0.5}};
+  for (int i = 0; i < 2; i++)
+    for (int wide = 0; wide < 2; wide++) {
+      s.param_dtype = wide ? DTYPE_F32 : DTYPE_BF16;
+      struct result r = run(&c, cases[i].route, &s, 2);
+      double d = distance(r.gradients, fp32.gradients, fp32.elements);
+      if (!(d > cases[i].least && d < cases[i].most)) FAIL("%s: %g from fp32", cases[i].route, d);
+      drop(&r);
+    }
+
+  /* operands of one linear in different formats, other formats in other blocks */
+  struct route mixed = {.name = "mixed", .activations = DTYPE_BF16, .attention_qk = FORMAT_BF16,
+                        .attention_pv = FORMAT_BF16, .attention_d_out = FORMAT_BF16, .head = FORMAT_BF16};
+  const struct route_words words[] = {{"1", "mxfp4", "mxfp4", "bf16", "bf16", "bf16", "bf16", "none"},
+                                      {"2", "bf16", "bf16", "mxfp4/sr", "mxfp4", "bf16", "mxfp4", "none"},
+                                      {"3", "bf16", "mxfp4", "bf16", "same", "mxfp4", "mxfp4", "none"}};
+  struct error e;
+  for (int i = 0; i < 3; i++) CHECK(route_add_span(&mixed, &words[i], 3, &e));
+  s.param_dtype = DTYPE_BF16;
+  float *first = malloc((size_t)fp32.elements * sizeof *first);
+  for (int k = 0; k < 3; k++) {
+    struct rig g;
+    s.recompute = (enum recompute)k;
+    if (!rig_open_route(&g, &c, &mixed, &s, 2)) {
+      FAIL("no mixed model");
+      return;
+    }
+    model_forward_backward(g.m, &g.b, 1.0f / 64, g.nll);
+    double d = distance(model_gradients(g.m), fp32.gradients, fp32.elements);
+    if (!(d > 0.02 && d < 0.5)) FAIL("mixed: %g from fp32", d);
+    if (k == 0) memcpy(first, model_gradients(g.m), (size_t)g.elements * sizeof *first);
+    CHECK(memcmp(first, model_gradients(g.m), (size_t)g.elements * sizeof *first) == 0);
+    rig_close(&g);
+  }
+  free(first);
+  drop(&fp32);
+}
+
+TEST(signals) {
+  struct model_config c = rig_config();
+  struct model_shape s = rig_shape(2, DTYPE_BF16);
+  struct rig g;
+  if (!rig_open(&g, &c, "mxfp4-row-sr", &s, 2)) return;
+  const int64_t blocks = 3, tokens = 64, k = 64 + 64 + 64 + 96, n = 128 + 64 + 192 + 64;
+  const int64_t weights = 128 * 64 + 64 * 64 + 192 * 64 + 64 * 96;
+  model_reset_signals(g.m);
+  model_refresh_weights(g.m);
+  const struct model_signals *seen = model_signals(g.m);
+  CHECK_EQ_I64(seen->counts[FPROP_W].elements, blocks * weights);
+  CHECK_EQ_I64(seen->counts[DGRAD_W].elements, blocks * weights);
+  CHECK_EQ_I64(seen->counts[FPROP_X].elements, 0);
+  CHECK(isinf(seen->max_logit) && seen->max_logit < 0);
+  model_forward_backward(g.m, &g.b, 1, g.nll);
+  seen = model_signals(g.m);
+  CHECK_EQ_I64(seen->counts[FPROP_X].elements, blocks * tokens * k);
+  CHECK_EQ_I64(seen->counts[WGRAD_X].elements, blocks * tokens * k);
+  CHECK_EQ_I64(seen->counts[DGRAD_DY].elements, blocks * tokens * n);
+  CHECK_EQ_I64(seen->counts[WGRAD_DY].elements, blocks * tokens * n);
+  CHECK_EQ_I64(seen->counts[FPROP_W].elements, blocks * weights);
+  CHECK(seen->counts[FPROP_X].underflowed > 0);
+  CHECK(isfinite(seen->max_logit));
+  model_reset_signals(g.m);
+  CHECK_EQ_I64(model_signals(g.m)->counts[WGRAD_DY].elements, 0);
+  rig_close(&g);
+}
+
+/* One batch by heart. */
+TEST(learns_by_heart) {
+  struct model_config c = rig_config();
+  c.n_layers = 2;
+  for (int i = 0; i < ROUTES; i++) {
+    struct model_shape s = rig_shape(2, rig_dtype(all_routes[i]));
+    s.master = s.param_dtype == DTYPE_BF16;
+    struct rig g;
+    if (!rig_open(&g, &c, all_routes[i], &s, 2)) return;
+    double first = rig_loss(&g) / (double)g.tokens, last = first;
+    int step = 0;
+    while (step < 60 && last > 0.1) {
+      rig_clear(&g);
+      g.b.update = (uint32_t)step++;
+      model_forward_backward(g.m, &g.b, 1.0f / 64, g.nll);
+      struct adamw a = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1,
+                        .bias1 = 1 - powf(0.9f, (float)step), .bias2 = 1 - powf(0.95f, (float)step)};
+      struct draw draw = {0};
+      g.d->k->adamw_update(g.d, model_params(g.m), s.param_dtype, model_master(g.m), model_adam_m(g.m),
+                           model_adam_v(g.m), model_gradients(g.m), g.elements, &a, &draw, NULL);
+      model_refresh_weights(g.m);
+      last = rig_loss(&g) / (double)g.tokens;
+    }
+    CHECK(first > 3.5 && first < 6);
+    if (!(last < 0.1)) FAIL("%s: loss %g after %d updates", all_routes[i], last, step);
+    rig_close(&g);
+  }
+}
+
+static char described[4096];
+static void collect(void *context, const char *text) {
+  (void)context;
+  snprintf(described + strlen(described), sizeof described - strlen(described), "%s\n", text);
+}
+
+TEST(description) {
+  struct model_config c = rig_config();
+  struct model_shape s = rig_shape(2, DTYPE_BF16);
+  struct rig g;
+  s.recompute = RECOMPUTE_EVERY_NTH;
+  if (!rig_open(&g, &c, "mxfp4-row-sr", &s, 1)) return;
+  described[0] = '\0';
+  model_describe(g.m, collect, NULL);
+  CHECK(strstr(described,
+               "blocks 2-2  qkv, out, gate_up, down: fprop x mxfp4/1x32/encode w mxfp4/2d32/adaptive | "
+               "dgrad dy mxfp4/1x32/encode/sr w mxfp4/2d32/adaptive | wgrad dy mxfp4/1x32/encode x "
+               "mxfp4/1x32/encode  recomputed  [cpu]\n"));
+  CHECK(strstr(described, "blocks 1-1  qkv") && strstr(described, "blocks 3-3  qkv"));
+  CHECK(strstr(described, "blocks 1-3  attention: qk bf16, pv bf16, d_out bf16"));
+  CHECK(strstr(described, "head: x bf16 w bf16, logits fp32 for 20 tokens at once, d_logits bf16  [cpu]"));
+  rig_close(&g);
+}
+
+int main(void) {
+  RUN(recomputation_changes_nothing);
+  RUN(threads_change_nothing);
+  RUN(micro_batches);
+  RUN(causal);
+  RUN(gradients_are_slopes);
+  RUN(accumulation_and_scale);
+  RUN(evaluation_and_logits);
+  RUN(head_chunks);
+  RUN(routes_agree);
+  RUN(signals);
+  RUN(learns_by_heart);
+  RUN(description);
+  return test_report();
+}
