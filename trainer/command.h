@@ -31,7 +31,9 @@ void command_unknown(const char *name, const char *also, struct error *e);
 void help_overview(FILE *out);
 void help_command(const struct command *c, FILE *out);
 
-extern const struct argument command_help_arguments[];
+extern const struct argument command_check_arguments[], command_prepare_arguments[], command_help_arguments[];
+int command_check(int argc, char **argv);
+int command_prepare(int argc, char **argv);
 int command_help(int argc, char **argv);
 
 #endif

@@ -8,6 +8,14 @@
 #include "trainer/version.h"
 
 const struct command commands[] = {
+    {"check", "read config, data, checkpoints and environment; report every problem", command_check_arguments,
+     command_check,
+     "Trains nothing and changes nothing.  Prints a line for each thing looked at: \"ok\", or\n"
+     "the problem.  The exit code is that of the first kind of problem.\n"},
+    {"prepare", "make token streams from text", command_prepare_arguments, command_prepare,
+     "Reads data.sources, orders documents by a keyed hash, and writes the streams\n"
+     "data.train and data.validation, whole or not at all.  Where they exist already\n"
+     "nothing is done.\n"},
     {"help", "this list; `fp4d help COMMAND`; `fp4d help config`", command_help_arguments, command_help,
      "`fp4d help config` documents every key of a configuration.\n"},
     {NULL, NULL, NULL, NULL, NULL},

@@ -1,0 +1,264 @@
+/* `fp4d check`: would this run start, and would it get to its end? */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/threads.h"
+#include "checkpoints/checkpoint.h"
+#include "data/data.h"
+#include "trainer/command.h"
+#include "trainer/config.h"
+#include "trainer/plan.h"
+
+struct check_arguments {
+  const char *config;
+  struct argument_list sets;
+};
+
+const struct argument command_check_arguments[] = {
+    ARGUMENT_CONFIG(struct check_arguments, config),
+    ARGUMENT_SETS(struct check_arguments, sets),
+    {0},
+};
+
+struct report {
+  enum error_code first; /* kind of the first problem */
+  int problems;
+};
+
+static void say_ok(const char *subject, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void say_ok(const char *subject, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  printf("ok       %-11s ", subject);
+  vprintf(format, arguments);
+  putchar('\n');
+  va_end(arguments);
+}
+
+/* One line for each line of the message. */
+static void say_problem(struct report *r, const char *subject, const struct error *e) {
+  if (r->problems == 0) r->first = e->code;
+  for (const char *line = e->message; *line;) {
+    int length = (int)strcspn(line, "\n");
+    const char *next = line + length + (line[length] == '\n');
+    printf("PROBLEM  %-11s %.*s", subject, length, line);
+    if (*next == 0 && e->hint[0]) printf(" (%s)", e->hint);
+    putchar('\n');
+    r->problems++;
+    line = next;
+  }
+}
+
+static double gigabytes(int64_t bytes) { return (double)bytes / 1e9; }
+
+static void check_route(struct report *r, const struct config *c, int threads) {
+  struct error e = {0};
+  struct device *d = device_open(c->run.backend, threads, &e);
+  if (!d) {
+    say_problem(r, "device", &e);
+    return;
+  }
+  const struct model_config *m = &c->model.shape;
+  int64_t tokens = c->train.local_batch * c->train.seq_len;
+  struct extent x = {.tokens = tokens,
+                     .head_chunk = c->train.head_chunk > 0 && c->train.head_chunk < tokens ? c->train.head_chunk : tokens,
+                     .attention = {c->train.local_batch, c->train.seq_len, m->n_heads, m->n_kv_heads, m->head_dim},
+                     .hidden_size = m->hidden_size,
+                     .ffn_size = m->ffn_size,
+                     .vocab_size = m->vocab_size};
+  if (route_check(&c->route, (int)m->n_layers, &x, d, &e))
+    say_ok("route", "%s: backend %s executes all of it", c->route.name, d->k->backend);
+  else
+    say_problem(r, "route", &e);
+  d->k->close(d);
+}
+
+/* Memory that this process may use: the machine's, or its control group's. */
+static int64_t memory_limit(void) {
+  int64_t limit = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);
+  char *text;
+  size_t bytes;
+  struct error e;
+  if (file_exists("/sys/fs/cgroup/memory.max") &&
+      file_read("/sys/fs/cgroup/memory.max", 4096, ERROR_SYSTEM, &text, &bytes, &e)) {
+    int64_t group = strtoll(text, NULL, 10); /* "max": 0 */
+    if (group > 0 && group < limit) limit = group;
+    free(text);
+  }
+  return limit;
+}
+
+static void check_memory(struct report *r, const struct config *c, int threads) {
+  struct error e = {0};
+  struct arena arena;
+  if (!plan_memory(c, threads, &arena, &e)) {
+    if (e.code != ERROR_DEVICE) say_problem(r, "memory", &e); /* check_route has said it */
+    return;
+  }
+  int64_t ranks = c->run.ranks > 0 ? c->run.ranks : 1, limit = memory_limit();
+  int64_t need = (int64_t)arena.used * ranks;
+  if (strcmp(c->run.backend, "cpu") != 0 || need <= limit) {
+    say_ok("memory", "%.3f GB a rank, %.1f GB here%s", gigabytes((int64_t)arena.used), gigabytes(limit),
+           c->run.ranks > 1 ? "" : "; `fp4d plan` has the table");
+    return;
+  }
+  error_set(&e, ERROR_SYSTEM, "%" PRId64 " rank%s of %.3f GB need %.3f GB, this machine has %.3f GB", ranks,
+            ranks > 1 ? "s" : "", gigabytes((int64_t)arena.used), gigabytes(need), gigabytes(limit));
+  error_hint(&e, "a smaller train.local_batch, train.recompute: all or more machines; `fp4d plan` shows where it goes");
+  say_problem(r, "memory", &e);
+}
+
+static void check_stream(struct report *r, const struct config *c, const char *subject, const char *path,
+                         bool training) {
+  struct error e = {0};
+  if (!file_exists(path)) {
+    error_set(&e, ERROR_DATA, "%s does not exist", path);
+    error_hint(&e, c->data.n_sources > 0 ? "`fp4d prepare` makes it from data.sources" : "give data.sources and run `fp4d prepare`");
+    say_problem(r, subject, &e);
+    return;
+  }
+  struct stream *s = stream_open(path, (int32_t)c->model.shape.vocab_size, &e);
+  struct data_order order;
+  if (!s) {
+    say_problem(r, subject, &e);
+    return;
+  }
+  const struct stream_info *info = stream_info(s);
+  if (strcmp(info->tokenizer, c->data.tokenizer) != 0) {
+    error_set(&e, ERROR_DATA, "%s was made with tokenizer %s, data.tokenizer is %s", path, info->tokenizer, c->data.tokenizer);
+    say_problem(r, subject, &e);
+  } else if (!data_order_make(&order, s, c->train.seq_len, (uint64_t)c->data.seed, &e)) {
+    say_problem(r, subject, &e);
+  } else {
+    int64_t samples = data_order_epoch_samples(&order);
+    int64_t wanted = training ? c->train.updates * c->train.global_batch : c->validation.samples;
+    if (!training && wanted > samples) {
+      error_set(&e, ERROR_DATA, "%s holds %" PRId64 " samples, validation.samples is %" PRId64, path, samples, wanted);
+      error_hint(&e, "0 takes all there are");
+      say_problem(r, subject, &e);
+    } else if (training) {
+      say_ok(subject, "%s: %" PRId64 " tokens, %" PRId64 " samples of %" PRId64 "; the run reads %.2f times that", path,
+             info->tokens, samples, c->train.seq_len, (double)wanted / (double)samples);
+    } else {
+      say_ok(subject, "%s: %" PRId64 " tokens, %" PRId64 " samples, %" PRId64 " of them used", path, info->tokens, samples,
+             wanted > 0 ? wanted : samples);
+    }
+  }
+  stream_close(s);
+}
+
+/* The nearest folder above `path`, or itself, that exists. */
+static void existing_folder(const char *path, char *folder, size_t size) {
+  snprintf(folder, size, "%s", path);
+  while (!file_exists(folder)) {
+    char *slash = strrchr(folder, '/');
+    if (!slash) {
+      snprintf(folder, size, ".");
+      return;
+    }
+    slash[slash == folder] = 0;
+  }
+}
+
+/* False where nothing can be written there. */
+static bool check_folder(struct report *r, const struct config *c, const char *folder) {
+  struct error e = {0};
+  if (access(folder, W_OK | X_OK) == 0) {
+    say_ok("folder", "%s%s", c->run.folder, file_exists(c->run.folder) ? "" : " (will be made)");
+    return true;
+  }
+  error_errno(&e, ERROR_CHECKPOINT, "run.folder %s cannot be written, %s", c->run.folder, folder);
+  say_problem(r, "folder", &e);
+  return false;
+}
+
+static void check_checkpoints(struct report *r, const struct config *c, const char *checkpoints, bool *some) {
+  struct error e = {0};
+  *some = false;
+  if (!file_exists(checkpoints)) {
+    say_ok("checkpoint", "none: the run starts at update 0");
+    return;
+  }
+  struct checkpoint *k = checkpoint_open_newest(checkpoints, &e);
+  if (!k && e.code == ERROR_NONE) {
+    say_ok("checkpoint", "none: the run starts at update 0");
+  } else if (!k) {
+    say_problem(r, "checkpoint", &e);
+  } else {
+    *some = true;
+    int64_t update = checkpoint_update(k);
+    say_ok("checkpoint", "%s is whole: the run %s", checkpoint_path(k),
+           update >= c->train.updates ? "is done" : "goes on from there");
+    checkpoint_close(k);
+  }
+}
+
+/* Room for what will be kept and the one that is being written. */
+static void check_disk(struct report *r, const struct config *c, const char *folder, bool some) {
+  struct statvfs fs;
+  struct error e = {0};
+  if (statvfs(folder, &fs) != 0) {
+    error_errno(&e, ERROR_SYSTEM, "cannot ask %s for its free space", folder);
+    say_problem(r, "disk", &e);
+    return;
+  }
+  int64_t bytes = plan_checkpoint_bytes(c), saves = c->checkpoint.at_end ? 1 : 0;
+  if (c->checkpoint.every > 0) saves += c->train.updates / c->checkpoint.every;
+  int64_t kept = c->checkpoint.keep > 0 && c->checkpoint.keep < saves ? c->checkpoint.keep + 1 : saves;
+  if (some || kept < 1) kept = 1; /* the others are there, or are only made on a signal */
+  double need = (double)bytes * (double)kept, have = (double)fs.f_bavail * (double)fs.f_frsize;
+  if (need <= have) {
+    say_ok("disk", "%.3f GB a checkpoint, %.1f GB free", gigabytes(bytes), have / 1e9);
+    return;
+  }
+  error_set(&e, ERROR_CHECKPOINT, "%" PRId64 " checkpoint%s of %.3f GB need %.3f GB, %s has %.3f GB free", kept,
+            kept > 1 ? "s" : "", gigabytes(bytes), need / 1e9, folder, have / 1e9);
+  error_hint(&e, "a smaller checkpoint.keep, or run.folder elsewhere");
+  say_problem(r, "disk", &e);
+}
+
+static void check_config(const struct config *c) {
+  char text[HASH_TEXT] = "", *dump = config_dump(c);
+  if (dump) hash_text(hash_bytes(dump, strlen(dump)), text);
+  free(dump);
+  say_ok("config", "%s: %" PRId64 " parameters, route %s, %" PRId64 " updates of %" PRId64 " x %" PRId64 " tokens, hash %.8s",
+         c->run.name, model_config_param_count(&c->model.shape), c->route.name, c->train.updates, c->train.global_batch,
+         c->train.seq_len, text);
+}
+
+int command_check(int argc, char **argv) {
+  struct check_arguments a = {0};
+  struct error e = {0};
+  if (!arguments_parse(command_check_arguments, argc, argv, &a, &e)) return command_fail(&e);
+  struct report r = {0};
+  static struct config c;
+  if (!config_load(&c, a.config, a.sets.item, a.sets.n, &e)) {
+    say_problem(&r, "config", &e);
+  } else {
+    char folder[CONFIG_TEXT], checkpoints[CONFIG_TEXT + 16];
+    int threads = c.run.threads > 0 ? (int)c.run.threads : threads_available();
+    bool some;
+    snprintf(checkpoints, sizeof checkpoints, "%s/checkpoints", c.run.folder); /* state_folder */
+    existing_folder(c.run.folder, folder, sizeof folder);
+    check_config(&c);
+    check_route(&r, &c, threads);
+    check_memory(&r, &c, threads);
+    check_stream(&r, &c, "train data", c.data.train, true);
+    if (c.data.validation[0]) check_stream(&r, &c, "validation", c.data.validation, false);
+    bool writable = check_folder(&r, &c, folder);
+    check_checkpoints(&r, &c, checkpoints, &some);
+    if (writable) check_disk(&r, &c, folder, some);
+  }
+  if (r.problems == 0)
+    printf("all is well\n");
+  else
+    printf("%d problem%s\n", r.problems, r.problems > 1 ? "s" : "");
+  return (int)r.first;
+}
