@@ -135,13 +135,19 @@ static bool compute(struct loop *l, const struct batch *batch, struct update_sig
   if (!comm_sum_f64(run->comm, &loss, 1, e)) return false;
   signals->loss = loss / (double)batch->targets;
   enter(l, PHASE_OPTIMIZER);
-  return optimizer_measure(run, signals, e);
+  return true;
 }
 
 /* ---- between updates ---------------------------------------------------------- */
 
+/* Rank 0 writes; all ranks learn whether it could. */
 static bool write_record(struct loop *l, json_t *object, struct error *e) {
-  return l->records ? record_write(l->records, object, e) : (json_decref(object), true);
+  bool good = true;
+  if (l->records)
+    good = record_write(l->records, object, e);
+  else
+    json_decref(object);
+  return comm_agree(l->run->comm, good, e);
 }
 
 static bool validate(struct loop *l, struct error *e) {
@@ -186,9 +192,7 @@ static bool save(struct loop *l, struct error *e) {
   record_integer(o, "update", run->update);
   record_real(o, "seconds", clock_seconds() - t0);
   if (run->rank == 0) log_info("update %6" PRId64 "  saved in %.2f s", run->update, clock_seconds() - t0);
-  struct error recording;
-  if (!write_record(l, o, &recording)) log_failure(&recording);
-  return true;
+  return write_record(l, o, e);
 }
 
 static bool due(int64_t every, int64_t update) { return every > 0 && update % every == 0; }
@@ -207,8 +211,10 @@ static bool one_update(struct loop *l, struct error *e) {
   enter(l, PHASE_DATA);
   if (!load_batch(l, &batch, e)) return false;
   if (!compute(l, &batch, &signals, e)) return false;
+  bool good = optimizer_measure(run, &signals, e);
   divergence_judge(&run->divergence, c, &signals, &judgement);
-  if (judgement.verdict == VERDICT_APPLY && !optimizer_step(run, update, signals.grad_norm, &step, e)) return false;
+  if (good && judgement.verdict == VERDICT_APPLY) good = optimizer_step(run, update, signals.grad_norm, &step, e);
+  if (!comm_agree(run->comm, good, e)) return false;
   timeline_close(&l->time);
 
   if (judgement.verdict != VERDICT_HALT) {
@@ -263,7 +269,7 @@ bool loop_train(struct run *run, struct state *state, struct record_file *record
     if (c->run.stop_after_update == done) requests |= CONTROL_STOP;
     const bool stop = (requests & CONTROL_STOP) && !last;
     const bool wanted = due(c->checkpoint.every, done) || (last && c->checkpoint.at_end) || requests != 0;
-    if (wanted && !save(&l, e) && (stop || last)) return false;
+    if (wanted && !save(&l, e) && (stop || last || e->code != ERROR_CHECKPOINT)) return false;
     if (stop) {
       error_set(e, ERROR_PREEMPTED, "stopped on request after update %" PRId64 " of %" PRId64, done, c->train.updates);
       return error_hint(e, "start the same command again to go on");

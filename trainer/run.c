@@ -161,8 +161,27 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
   return true;
 
 failed:
+  if (run->rank != 0) e->message[0] = e->hint[0] = 0; /* rank 0 speaks for all */
   run_close(run);
   return false;
+}
+
+int run_leave(struct run *run, bool good, struct error *e) {
+  if (good) {
+    run_close(run);
+    return ERROR_NONE;
+  }
+  /* A broken connection is this rank's own news: the others may be waiting. */
+  const bool alone = e->code == ERROR_COMMUNICATION && run->comm && run->world > 1;
+  if (e->message[0] && (run->rank == 0 || alone)) {
+    if (e->code == ERROR_PREEMPTED)
+      log_info("%s (%s)", e->message, e->hint);
+    else
+      log_failure(e);
+  }
+  if (alone) comm_abort(run->comm, e->code);
+  run_close(run);
+  return (int)e->code;
 }
 
 void run_close(struct run *run) {

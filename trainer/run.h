@@ -59,9 +59,13 @@ struct run {
 /* Opens a run.  `config` was loaded by the caller with `loaded` telling whether
  * that succeeded (`e` then holds the configuration's problems): the world is
  * joined first, so that problems are reported once and every rank leaves.
- * On failure everything is closed again. */
+ * On failure everything is closed again; run_leave then reports. */
 bool run_open(struct run *run, const struct config *config, bool loaded, enum run_purpose purpose, struct error *e);
 void run_close(struct run *run);
+
+/* Closes the run and gives the exit code: reports a failure once (rank 0) where
+ * all ranks agree on it, and ends the whole job where only this rank has it. */
+int run_leave(struct run *run, bool good, struct error *e);
 
 /* Hash of all parameters (of the master where there is one). */
 bool run_parameter_hash(struct run *run, struct hash *out, struct error *e);

@@ -304,6 +304,17 @@ static bool read_counters(struct run *run, struct checkpoint *k, struct error *e
   return good;
 }
 
+struct checkpoint *state_find(const char *path, struct error *e) {
+  char inner[1200];
+  snprintf(inner, sizeof inner, "%s/manifest.json", path);
+  if (file_exists(inner)) return checkpoint_open(path, true, e);
+  snprintf(inner, sizeof inner, "%s/checkpoints", path);
+  e->code = ERROR_NONE;
+  struct checkpoint *k = checkpoint_open_newest(file_exists(inner) ? inner : path, e);
+  if (!k && e->code == ERROR_NONE) error_set(e, ERROR_CHECKPOINT, "there is no checkpoint in %s", path);
+  return k;
+}
+
 char *state_saved_config(const struct checkpoint *k, struct error *e) {
   json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
   const char *text = json_string_value(json_object_get(meta, "config"));

@@ -27,6 +27,10 @@ enum resume_kind { RESUME_AUTO, RESUME_NONE, RESUME_PATH };
  * changed training stream is refused unless data.allow_change. */
 bool state_restore(struct run *run, enum resume_kind kind, const char *path, bool *resumed, struct error *e);
 
+/* Opens what PATH means: a step folder, a folder of steps or a run's folder
+ * (then the newest whole one of it). */
+struct checkpoint *state_find(const char *path, struct error *e);
+
 /* Parameters alone, for `eval` and `generate`, from an opened checkpoint. */
 bool state_read_parameters(struct run *run, struct checkpoint *k, struct error *e);
 

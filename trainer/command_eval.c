@@ -1,0 +1,76 @@
+/* fp4d eval: mean NLL of a checkpoint on the fixed validation stream. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "trainer/command.h"
+#include "trainer/commands.h"
+#include "trainer/record.h"
+#include "trainer/run.h"
+#include "trainer/state.h"
+
+struct eval_arguments {
+  const char *checkpoint, *config, *json;
+  struct argument_list sets;
+  int64_t samples;
+};
+
+const struct argument command_eval_arguments[] = {
+    {.name = "CKPT", .type = ARGUMENT_WORD, .offset = offsetof(struct eval_arguments, checkpoint),
+     .help = "a step folder, a folder of them, or a run's folder (then the newest whole one)"},
+    ARGUMENT_CONFIG(struct eval_arguments, config),
+    ARGUMENT_SETS(struct eval_arguments, sets),
+    {.name = "--samples", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct eval_arguments, samples),
+     .low = 0, .high = INT64_MAX, .help = "sequences from the stream's start; 0: all (default: validation.samples)"},
+    {.name = "--json", .value = "FILE", .type = ARGUMENT_TEXT, .offset = offsetof(struct eval_arguments, json),
+     .help = "also write the result with every sequence's NLL"},
+    {0}};
+
+static bool write_json(const char *path, const struct checkpoint *k, const struct evaluation *v, const double *nll, struct error *e) {
+  json_t *o = json_object(), *each = json_array();
+  record_text(o, "checkpoint", checkpoint_path(k));
+  record_integer(o, "update", checkpoint_update(k));
+  record_real(o, "loss", v->mean);
+  record_real(o, "standard_error", v->standard_error);
+  record_integer(o, "samples", v->samples);
+  record_integer(o, "targets", v->targets);
+  for (int64_t i = 0; i < v->samples; i++) json_array_append_new(each, json_real(nll[i]));
+  json_object_set_new(o, "sequence_nll", each);
+  bool good = json_dump_file(o, path, JSON_REAL_PRECISION(17) | JSON_INDENT(1)) == 0;
+  json_decref(o);
+  return good || error_errno(e, ERROR_SYSTEM, "cannot write %s", path);
+}
+
+static bool evaluate(struct run *run, const struct eval_arguments *a, struct error *e) {
+  struct checkpoint *k = state_find(a->checkpoint, e);
+  if (!comm_agree(run->comm, k != NULL && state_read_parameters(run, k, e), e)) {
+    checkpoint_close(k);
+    return false;
+  }
+  const int64_t samples = run_validation_samples(run, a->samples >= 0 ? a->samples : run->config.validation.samples);
+  double *nll = malloc((size_t)samples * sizeof *nll);
+  struct evaluation v;
+  bool good = comm_agree(run->comm, nll != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e) &&
+              run_evaluate(run, samples, nll, &v, e);
+  if (good && run->rank == 0) {
+    printf("update %" PRId64 "  loss %.6f +- %.6f nats/token  %" PRId64 " sequences, %" PRId64 " targets\n",
+           checkpoint_update(k), v.mean, v.standard_error, v.samples, v.targets);
+    if (a->json) good = write_json(a->json, k, &v, nll, e);
+  }
+  free(nll);
+  checkpoint_close(k);
+  return comm_agree(run->comm, good, e);
+}
+
+int command_eval(int argc, char **argv) {
+  struct eval_arguments a = {.samples = -1};
+  struct error e = {0};
+  if (!arguments_parse(command_eval_arguments, argc, argv, &a, &e)) return command_fail(&e);
+
+  struct config config;
+  struct run run;
+  const bool loaded = config_load(&config, a.config, a.sets.item, a.sets.n, &e);
+  if (!run_open(&run, &config, loaded, RUN_EVAL, &e)) return run_leave(&run, false, &e);
+  const bool good = evaluate(&run, &a, &e);
+  return run_leave(&run, good, &e);
+}

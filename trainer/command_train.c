@@ -1,0 +1,96 @@
+/* fp4d train: the daemon. */
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "trainer/command.h"
+#include "trainer/commands.h"
+#include "trainer/control.h"
+#include "trainer/loop.h"
+#include "trainer/report.h"
+
+struct train_arguments {
+  const char *config, *resume;
+  struct argument_list sets;
+};
+
+const struct argument command_train_arguments[] = {
+    ARGUMENT_CONFIG(struct train_arguments, config),
+    ARGUMENT_SETS(struct train_arguments, sets),
+    {.name = "--resume", .value = "auto|none|PATH", .type = ARGUMENT_TEXT, .offset = offsetof(struct train_arguments, resume),
+     .help = "go on from the newest whole checkpoint of the run's folder (auto), from the beginning (none), or from a step folder"},
+    {0}};
+
+/* Initial parameters, or those of a checkpoint. */
+static bool start_state(struct run *run, const char *resume, bool *resumed, struct error *e) {
+  const enum resume_kind kind = strcmp(resume, "auto") == 0   ? RESUME_AUTO
+                                : strcmp(resume, "none") == 0 ? RESUME_NONE
+                                                              : RESUME_PATH;
+  if (!state_restore(run, kind, resume, resumed, e)) return false;
+  if (*resumed) return true;
+  bool good = model_initialise(run->model, (uint64_t)run->config.run.seed, e) && run_parameter_hash(run, &run->init_hash, e);
+  if (good) model_refresh_weights(run->model);
+  return comm_agree(run->comm, good, e);
+}
+
+static bool open_records(struct run *run, bool resumed, struct record_file **records, struct error *e) {
+  *records = NULL;
+  bool good = true;
+  if (run->rank == 0) {
+    *records = record_open(run->config.run.folder, run->update, e);
+    good = *records != NULL;
+  }
+  if (!comm_agree(run->comm, good, e)) return false;
+  json_t *start = report_start(run, resumed);
+  if (run->rank == 0)
+    good = record_write(*records, start, e);
+  else
+    json_decref(start);
+  return comm_agree(run->comm, good, e);
+}
+
+static bool train(struct run *run, const char *resume, struct error *e) {
+  const struct config *c = &run->config;
+  const struct comm_limits limits = {c->limits.start_s, c->limits.update_s, c->limits.save_s, c->limits.heartbeat_s};
+  struct state *state = NULL;
+  struct record_file *records = NULL;
+  bool resumed = false;
+
+  bool good = run->rank != 0 || file_make_folder(c->run.folder, ERROR_SYSTEM, e);
+  good = comm_agree(run->comm, good, e) && comm_watch(run->comm, &limits, e);
+  comm_enter(run->comm, COMM_START, "start", run->update);
+  good = good && control_install(e) && start_state(run, resume, &resumed, e);
+  if (good && run->update >= c->train.updates) {
+    if (run->rank == 0) log_info("run %s is finished: %lld of %lld updates done, nothing to do", c->run.name, (long long)run->update, (long long)c->train.updates);
+    return true;
+  }
+  good = good && open_records(run, resumed, &records, e);
+  if (good) {
+    state = state_open(run, e);
+    good = comm_agree(run->comm, state != NULL, e) && loop_train(run, state, records, e);
+  }
+  if (records && (good || e->code == ERROR_PREEMPTED || e->code == ERROR_DIVERGED)) {
+    json_t *end = json_object();
+    struct error writing;
+    record_text(end, "kind", "end");
+    record_integer(end, "update", run->update);
+    record_text(end, "reason", good ? "finished" : error_code_name(e->code));
+    if (!record_write(records, end, &writing)) log_failure(&writing);
+  }
+  record_close(records);
+  state_close(state);
+  return good;
+}
+
+int command_train(int argc, char **argv) {
+  struct train_arguments a = {.resume = "auto"};
+  struct error e = {0};
+  if (!arguments_parse(command_train_arguments, argc, argv, &a, &e)) return command_fail(&e);
+
+  struct config config;
+  struct run run;
+  const bool loaded = config_load(&config, a.config, a.sets.item, a.sets.n, &e);
+  if (!run_open(&run, &config, loaded, RUN_TRAIN, &e)) return run_leave(&run, false, &e);
+  const bool good = train(&run, a.resume, &e);
+  return run_leave(&run, good, &e);
+}
