@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "trainer/command.h"
-#include "trainer/commands.h"
 #include "trainer/record.h"
 #include "trainer/run.h"
 #include "trainer/state.h"

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "trainer/command.h"
-#include "trainer/commands.h"
 #include "trainer/sample.h"
 #include "trainer/state.h"
 

@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "trainer/command.h"
-#include "trainer/commands.h"
 #include "trainer/plan.h"
 
 struct plan_arguments {

@@ -4,7 +4,6 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "trainer/command.h"
-#include "trainer/commands.h"
 #include "trainer/control.h"
 #include "trainer/loop.h"
 #include "trainer/report.h"

@@ -8,14 +8,21 @@
 #include "trainer/version.h"
 
 const struct command commands[] = {
+    {"train", "train a model; goes on from the newest checkpoint of the run's folder", command_train_arguments, command_train,
+     "Signals: SIGUSR1 saves a checkpoint and goes on; SIGUSR2, SIGTERM and SIGINT save one and\n"
+     "leave with exit code 75: the same command goes on from there. Under mpirun send SIGUSR1 or\n"
+     "SIGUSR2 to mpirun, which forwards them at once (docs/operations.md).\n"},
     {"check", "read config, data, checkpoints and environment; report every problem", command_check_arguments,
      command_check,
      "Trains nothing and changes nothing.  Prints a line for each thing looked at: \"ok\", or\n"
      "the problem.  The exit code is that of the first kind of problem.\n"},
+    {"plan", "parameters, FLOPs, memory and roofline of a run; needs no GPU", command_plan_arguments, command_plan, ""},
     {"prepare", "make token streams from text", command_prepare_arguments, command_prepare,
      "Reads data.sources, orders documents by a keyed hash, and writes the streams\n"
      "data.train and data.validation, whole or not at all.  Where they exist already\n"
      "nothing is done.\n"},
+    {"eval", "mean NLL of a checkpoint on the fixed validation stream", command_eval_arguments, command_eval, ""},
+    {"generate", "text from a checkpoint", command_generate_arguments, command_generate, ""},
     {"help", "this list; `fp4d help COMMAND`; `fp4d help config`", command_help_arguments, command_help,
      "`fp4d help config` documents every key of a configuration.\n"},
     {NULL, NULL, NULL, NULL, NULL},
