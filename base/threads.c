@@ -35,7 +35,7 @@ struct threads {
   int64_t n;
   _Alignas(CACHE_LINE) atomic_int_fast64_t next;
   _Alignas(CACHE_LINE) atomic_uint generation;
-  bool stop; /* read after an acquire of `generation` */
+  atomic_bool stop; /* looked at after each change of `generation` */
   _Alignas(CACHE_LINE) atomic_int gate;
   pthread_mutex_t mutex;
   pthread_cond_t begin, end;
@@ -98,7 +98,7 @@ static void *worker_main(void *argument) {
       pthread_mutex_unlock(&t->mutex);
     }
     seen = now;
-    if (t->stop) return NULL;
+    if (atomic_load_explicit(&t->stop, memory_order_relaxed)) return NULL;
     if (!gate_enter(t)) continue;
     take_tasks(t, self->number);
     if (atomic_fetch_sub_explicit(&t->gate, 1, memory_order_acq_rel) == 1) {
@@ -134,6 +134,7 @@ struct threads *threads_create(int count, struct error *e) {
   atomic_init(&t->next, 0);
   atomic_init(&t->generation, 0);
   atomic_init(&t->gate, 0);
+  atomic_init(&t->stop, false);
   t->workers = calloc((size_t)count, sizeof *t->workers);
   if (!t->workers) {
     free(t);
@@ -169,7 +170,7 @@ struct threads *threads_create(int count, struct error *e) {
 
 void threads_destroy(struct threads *t) {
   if (!t) return;
-  t->stop = true;
+  atomic_store_explicit(&t->stop, true, memory_order_relaxed);
   announce(t);
   for (int i = 1; i <= t->started; i++) pthread_join(t->workers[i].thread, NULL);
   pthread_cond_destroy(&t->end);

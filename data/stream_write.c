@@ -139,17 +139,23 @@ bool stream_writer_document(struct stream_writer *w, struct error *e) {
 }
 
 bool stream_writer_tokens(struct stream_writer *w, const int32_t *ids, int64_t count, struct error *e) {
-  for (int64_t i = 0; i < count; i++) {
-    if (ids[i] < 0 || ids[i] >= w->header.vocab_size)
-      return error_set(e, ERROR_INTERNAL, "%s: id %d outside a vocabulary of %d", w->path, ids[i],
-                       w->header.vocab_size);
-    unsigned char *slot = payload_slot(w, w->token_bytes, e);
-    if (!slot) return false;
-    if (w->token_bytes == 2)
-      store_u16(slot, (uint32_t)ids[i]);
-    else
-      store_u32(slot, (uint32_t)ids[i]);
-    w->header.tokens++;
+  int width = w->token_bytes;
+  for (int64_t i = 0; i < count;) {
+    if (w->in_block == STREAM_BLOCK && !flush_block(w, e)) return false;
+    int64_t room = (STREAM_BLOCK - w->in_block) / width;
+    int64_t end = count - i < room ? count : i + room;
+    unsigned char *slot = w->block + w->in_block;
+    for (; i < end; i++, slot += width) {
+      if (ids[i] < 0 || ids[i] >= w->header.vocab_size)
+        return error_set(e, ERROR_INTERNAL, "%s: id %d outside a vocabulary of %d", w->path, ids[i],
+                         w->header.vocab_size);
+      if (width == 2)
+        store_u16(slot, (uint32_t)ids[i]);
+      else
+        store_u32(slot, (uint32_t)ids[i]);
+    }
+    w->header.tokens += (slot - (w->block + w->in_block)) / width;
+    w->in_block = slot - w->block;
   }
   return true;
 }
