@@ -36,8 +36,8 @@ struct data_source {
 struct data_prepare {
   const struct data_source *sources;
   int n_sources;
-  const char *train_path, *validation_path; /* streams to write */
-  double validation_fraction;               /* of documents, in (0, 1) */
+  const char *train_path, *validation_path; /* streams to write; validation NULL: all is for training */
+  double validation_fraction;               /* of documents, in (0, 1) with a validation_path */
   uint64_t seed;                            /* keys the order of documents */
 };
 

@@ -1,4 +1,4 @@
-/* From text files to two token streams.
+/* From text files to token streams.
  *
  * Pass 1 reads every file once for its content hash; that decides all: which
  * files are duplicates, which side a document falls on, and where.  Pass 2
@@ -87,11 +87,11 @@ static bool read_document(struct preparation *p, const char *path, struct stream
 /* The streams must not take the place of the text that they are made of. */
 static bool check_targets(const struct preparation *p, struct error *e) {
   const char *targets[2] = {p->request->train_path, p->request->validation_path};
-  if (strcmp(targets[0], targets[1]) == 0)
+  if (targets[1] && strcmp(targets[0], targets[1]) == 0)
     return error_set(e, ERROR_DATA, "training and validation stream have the same path %s", targets[0]);
   for (int side = 0; side < 2; side++) {
     struct stat target, st;
-    if (stat(targets[side], &target) != 0) continue; /* new */
+    if (!targets[side] || stat(targets[side], &target) != 0) continue; /* new */
     for (int64_t i = 0; i < p->files.count; i++)
       if (stat(p->files.path[i], &st) == 0 && st.st_dev == target.st_dev && st.st_ino == target.st_ino)
         return error_set(e, ERROR_DATA, "the stream %s would overwrite the source %s", targets[side],
@@ -117,6 +117,7 @@ static bool read_all(struct preparation *p, struct data_prepared *done, struct e
 /* Drops duplicates, chooses sides, puts documents in order. */
 static bool arrange(struct preparation *p, struct data_prepared *done, struct error *e) {
   const struct data_prepare *r = p->request;
+  double fraction = r->validation_path ? r->validation_fraction : 0;
   if (p->count == 0) return error_set(e, ERROR_DATA, "all %" PRId64 " text files are empty", p->files.count);
   qsort(p->documents, (size_t)p->count, sizeof *p->documents, by_content);
   int64_t kept = 0;
@@ -129,16 +130,16 @@ static bool arrange(struct preparation *p, struct data_prepared *done, struct er
     struct document *d = &p->documents[i];
     d->order = keyed("order\0\0", r->seed, d->content);
     uint64_t u = keyed("holdout", 0, d->content).high;
-    d->side = (double)(u >> 11) * 0x1p-53 < r->validation_fraction ? VALIDATION : TRAIN;
+    d->side = (double)(u >> 11) * 0x1p-53 < fraction ? VALIDATION : TRAIN;
     done->documents[d->side]++;
     int source = p->files.source[d->file];
     p->source_documents[2 * source + d->side]++;
     p->source_bytes[2 * source + d->side] += d->bytes;
   }
-  for (int side = 0; side < 2; side++)
+  for (int side = 0; r->validation_path && side < 2; side++)
     if (done->documents[side] == 0) {
       error_set(e, ERROR_DATA, "of %" PRId64 " distinct documents none is left for %s (data.validation_fraction %g)", kept,
-                side == TRAIN ? "training" : "validation", r->validation_fraction);
+                side == TRAIN ? "training" : "validation", fraction);
       if (kept == 1) return error_hint(e, "give at least two files: a file is one document");
       return error_hint(e, "%s data.validation_fraction or add documents", side == TRAIN ? "lower" : "raise");
     }
@@ -184,16 +185,17 @@ static bool write_documents(struct preparation *p, struct stream_writer *w, int 
   return ok;
 }
 
-/* Both streams are whole on the disk before either gets its name. */
+/* The streams are whole on the disk before one gets its name. */
 static bool write_streams(struct preparation *p, struct data_prepared *done, struct error *e) {
   const char *paths[2] = {p->request->train_path, p->request->validation_path};
   struct stream_writer *w[2] = {NULL, NULL};
   bool ok = true;
-  for (int side = 0; ok && side < 2; side++) {
+  int sides = paths[VALIDATION] ? 2 : 1;
+  for (int side = 0; ok && side < sides; side++) {
     w[side] = stream_writer_open(paths[side], TOKENIZER_BYTES_VOCAB, "bytes", e);
     ok = w[side] && write_documents(p, w[side], side, e);
   }
-  for (int side = 0; ok && side < 2; side++) {
+  for (int side = 0; ok && side < sides; side++) {
     done->tokens[side] = stream_writer_count(w[side]);
     ok = stream_writer_publish(w[side], e);
   }
@@ -208,7 +210,7 @@ bool data_prepare(const struct data_prepare *r, struct data_prepared *done, stru
     error_set(e, ERROR_DATA, "no sources to prepare");
     return error_hint(e, "set data.sources");
   }
-  if (!(r->validation_fraction > 0 && r->validation_fraction < 1))
+  if (r->validation_path && !(r->validation_fraction > 0 && r->validation_fraction < 1))
     return error_set(e, ERROR_DATA, "data.validation_fraction is %g, it must lie between 0 and 1",
                      r->validation_fraction);
   struct preparation p = {.request = r};

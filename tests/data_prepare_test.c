@@ -258,6 +258,19 @@ TEST(several_sources) {
   stream_close(t);
 }
 
+TEST(without_validation) {
+  reset();
+  put_forty("in");
+  struct data_source s = {at("in")};
+  struct data_prepare p = {&s, 1, train, NULL, 0, 4};
+  struct data_prepared done;
+  struct error e = {0};
+  CHECK(data_prepare(&p, &done, &e));
+  if (e.code) FAIL("%s", e.message);
+  CHECK(done.documents[0] == 40 && done.documents[1] == 0 && done.tokens[1] == 0);
+  CHECK(file_exists(train) && !file_exists(validation));
+}
+
 static bool mentions(const struct error *e, const char *text) {
   return e->code == ERROR_DATA && strstr(e->message, text) && !strchr(e->message, '\n');
 }
@@ -408,6 +421,7 @@ int main(void) {
   RUN(deterministic_and_independent_of_names);
   RUN(fraction_and_order);
   RUN(several_sources);
+  RUN(without_validation);
   RUN(unusable_sources);
   RUN(damaged_gzip);
   RUN(unusable_targets);
