@@ -244,6 +244,10 @@ void document_read(struct document *d, const char *file, const char *text, size_
     findings_add(p, (struct origin){.file = file}, NULL, "out of memory");
     return;
   }
+  if (bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) { /* a byte order mark is no character */
+    text += 3;
+    bytes -= 3;
+  }
   yaml_parser_set_encoding(&y, YAML_UTF8_ENCODING);
   yaml_parser_set_input_string(&y, (const unsigned char *)text, bytes);
   for (bool more = true; more && !r.gave_up;) {

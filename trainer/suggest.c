@@ -28,7 +28,7 @@ int suggest_distance(const char *a, const char *b) {
 }
 
 void suggest_offer(struct suggestion *s, const char *candidate) {
-  int length = (int)strnlen(s->word, LONGEST), near = 1 + length / 4;
+  int length = (int)strnlen(s->word, LONGEST), near = length < 5 ? 1 : 1 + length / 4;
   int distance = suggest_distance(s->word, candidate);
   /* What was begun rightly and not finished is near as well ("--res"). */
   if (distance > near && length >= 3 && strncmp(s->word, candidate, (size_t)length) == 0) distance = near;

@@ -1,0 +1,740 @@
+/* Configuration files: what is read, and what is said about what cannot be. */
+#include <math.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/test.h"
+#include "trainer/config.h"
+#include "trainer/options.h"
+
+#define GOOD "model: {preset: tiny}\ndata: {train: t.tokens}\n" /* two lines */
+
+static struct config config, other;
+static struct error failure;
+
+static bool parse(const char *text, const char *const *sets, int n) {
+  failure = (struct error){0};
+  return config_parse(&config, text, "cfg.yaml", sets, n, &failure);
+}
+
+static bool parse_set(const char *set) { return parse(GOOD, &set, 1); }
+
+static int lines(const char *text) {
+  int n = text[0] != 0;
+  for (; *text; text++) n += *text == '\n';
+  return n;
+}
+
+/* ---- what is read -------------------------------------------------------- */
+
+TEST(defaults) {
+  CHECK(parse(GOOD, NULL, 0));
+  CHECK_STR(failure.message, "");
+  CHECK_STR(config.run.name, "cfg");
+  CHECK_STR(config.run.folder, "runs/cfg");
+  CHECK_STR(config.run.backend, "cpu");
+  CHECK_STR(config.route.name, "bf16");
+  CHECK_STR(config.route_name, "bf16");
+  CHECK_EQ_I64(config.route.n_spans, 1);
+  CHECK_EQ_I64(config.route.span[0].last, 2);
+  CHECK_EQ_I64(config.model.shape.hidden_size, 64);
+  CHECK(config.train.master);
+  CHECK_EQ_I64(config.train.param_dtype, DTYPE_BF16);
+  CHECK(config.optimizer.lr == 3e-4);
+  CHECK_EQ_I64(config.divergence.nonfinite, DIVERGENCE_HALT);
+}
+
+TEST(numbers) {
+  static const char *const spelled[] = {"1e-5", "1.0e-5", "1E-5", "0.00001", "10e-6", "+1e-05", ".00001"};
+  for (size_t i = 0; i < sizeof spelled / sizeof *spelled; i++) {
+    char text[200];
+    snprintf(text, sizeof text, GOOD "optimizer:\n  lr: %s\n", spelled[i]);
+    CHECK(parse(text, NULL, 0));
+    CHECK(config.optimizer.lr == 1e-5);
+  }
+  static const struct {
+    const char *text;
+    int64_t value;
+  } integers[] = {{"1e6", 1000000}, {"1.5e3", 1500}, {"10", 10}, {"10.0", 10}, {"2500e-2", 25}, {"+7", 7},
+                  {"9223372036854775807", INT64_MAX}, {"0", 0}, {"0e99", 0}};
+  for (size_t i = 0; i < sizeof integers / sizeof *integers; i++) {
+    char text[200];
+    snprintf(text, sizeof text, GOOD "run: {seed: %s}\n", integers[i].text);
+    CHECK(parse(text, NULL, 0));
+    CHECK_EQ_I64(config.run.seed, integers[i].value);
+  }
+}
+
+TEST(values_of_each_kind) {
+  CHECK(parse("# comment\n"
+              "run: {name: \"a.b-c\", folder: 'out put/x', threads: 3}\n"
+              "model:\n  vocab_size: 300\n  hidden_size: 96\n  ffn_size: 256\n  n_layers: 3\n  n_heads: 4\n"
+              "data:\n  sources:\n    - a, b.txt\n    - c.txt\n  train: t\n  validation: \"v\\\"w\"\n"
+              "train: {param_dtype: fp32, recompute: every-nth, updates: 100}\n"
+              "optimizer: {schedule: wsd, decay_updates: 10, warmup_updates: 90}\n"
+              "log:\n", NULL, 0));
+  CHECK_STR(failure.message, "");
+  CHECK_STR(config.run.name, "a.b-c");
+  CHECK_STR(config.run.folder, "out put/x");
+  CHECK_EQ_I64(config.model.shape.n_kv_heads, 4);
+  CHECK_EQ_I64(config.model.shape.head_dim, 24);
+  CHECK(config.model.shape.norm_eps == 1e-5 && config.model.shape.rope_theta == 500000);
+  CHECK_EQ_I64(config.data.n_sources, 2);
+  CHECK_STR(config.data.sources[0], "a, b.txt");
+  CHECK_STR(config.data.validation, "v\"w");
+  CHECK(!config.train.master);
+  CHECK_EQ_I64(config.train.recompute, RECOMPUTE_EVERY_NTH);
+  CHECK_EQ_I64(config.optimizer.schedule, SCHEDULE_WSD);
+}
+
+TEST(presets) {
+  CHECK(parse("model: {preset: llama3.1-8b}\ndata: {train: t}\n", NULL, 0));
+  CHECK_EQ_I64(config.model.shape.head_dim, 128);
+  CHECK(config.model.shape.rope_scaling.enabled);
+  CHECK(config.model.shape.rope_scaling.factor == 8);
+  CHECK(parse("model: {preset: llama3.1-8b, rope_scaling: none, hidden_size: 2048}\ndata: {train: t}\n", NULL, 0));
+  CHECK(!config.model.shape.rope_scaling.enabled);
+  CHECK(config.model.shape.rope_scaling.factor == 0);
+  CHECK_EQ_I64(config.model.shape.head_dim, 64);
+  CHECK(parse("model: {preset: llama3.1-8b, rope_scaling: {factor: 32}}\ndata: {train: t}\n", NULL, 0));
+  CHECK(config.model.shape.rope_scaling.factor == 32);
+  CHECK_EQ_I64(config.model.shape.rope_scaling.original_max_position, 8192);
+  const char *const sets[] = {"model.rope_scaling=none", "model.rope_scaling.factor=4", "model.rope_scaling.low_freq_factor=1",
+                              "model.rope_scaling.high_freq_factor=4", "model.rope_scaling.original_max_position=256"};
+  CHECK(parse(GOOD, sets, 5));
+  CHECK(config.model.shape.rope_scaling.enabled && config.model.shape.rope_scaling.factor == 4);
+  CHECK(parse(GOOD, sets + 1, 4));
+  const char *const off[] = {"model.rope_scaling.factor=4", "model.rope_scaling=none"};
+  CHECK(parse(GOOD, off, 2));
+  CHECK(!config.model.shape.rope_scaling.enabled);
+}
+
+#define SPAN(layers) "    - {layers: " layers ", fprop: {x: mxfp4, w: mxfp4/2d32}, dgrad: {dy: mxfp4/sr}, wgrad: {x: mxfp4, dy: mxfp4}}\n"
+
+TEST(route_mappings) {
+  CHECK(parse(GOOD "route: mxfp4-row-sr\n", NULL, 0));
+  other = config;
+  CHECK(parse(GOOD "route:\n  name: mxfp4-row-sr\n  linears:\n" SPAN("all"), NULL, 0));
+  CHECK_STR(failure.message, "");
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
+    CHECK(encoding_equal(&config.route.span[0].linear.operand[role], &other.route.span[0].linear.operand[role]));
+
+  CHECK(parse(GOOD "route:\n  name: mine\n  linears:\n" SPAN("2") SPAN("1-1") "  attention: {qk: bf16, do: e5m2}\n", NULL, 0));
+  CHECK_EQ_I64(config.route.n_spans, 2);
+  CHECK_EQ_I64(config.route.span[0].first, 2);
+  CHECK_EQ_I64(config.route.attention_d_out, FORMAT_E5M2);
+  CHECK_EQ_I64(config.route.attention_pv, FORMAT_BF16);
+
+  const char *part = "route.head=fp32";
+  CHECK(parse(GOOD "route:\n  name: mine\n  linears:\n" SPAN("all"), &part, 1));
+  CHECK_EQ_I64(config.route.head, FORMAT_F32);
+  CHECK(!parse(GOOD, &part, 1));
+  CHECK_STR(failure.message, "--set route.head: the route is given by name; parts can be set of a route that is a mapping");
+}
+
+TEST(set) {
+  const char *const sets[] = {"optimizer.lr=1E-3", "train.updates=1e3", "data.sources=a,b c", "route=fp32",
+                              "run.name=x", "data.validation=v=w", "checkpoint.at_end=false", "train.updates=5"};
+  CHECK(parse(GOOD, sets, 8));
+  CHECK_STR(failure.message, "");
+  CHECK(config.optimizer.lr == 1e-3);
+  CHECK_EQ_I64(config.train.updates, 5);
+  CHECK_EQ_I64(config.data.n_sources, 2);
+  CHECK_STR(config.data.sources[1], "b c");
+  CHECK_STR(config.route.name, "fp32");
+  CHECK_STR(config.run.folder, "runs/x");
+  CHECK_STR(config.data.validation, "v=w");
+  CHECK(!config.checkpoint.at_end);
+}
+
+static const struct {
+  const char *set, *message;
+} broken_sets[] = {
+    {"optimizer.lr=abc", "--set optimizer.lr: 'abc' is not a number; a number is wanted"},
+    {"optimizer.lrr=1", "--set optimizer.lrr: unknown key; did you mean optimizer.lr?"},
+    {"lr=1", "--set lr: unknown key; did you mean optimizer.lr?"},
+    {"optimiser.lr=1", "--set optimiser.lr: unknown key; did you mean optimizer.lr?"},
+    {"train=1", "--set train: is a section; set one of its keys: train.updates=..."},
+    {"train.updates", "--set: 'train.updates' is not of the form section.key=value"},
+    {"=1", "--set: '=1' is not of the form section.key=value"},
+    {"", "--set: '' is not of the form section.key=value"},
+    {"train.updates=", "--set train.updates: has no value; an integer is wanted"},
+    {"include=a", "--set include: is for files only"},
+    {"route.linears=all", "--set route.linears: the route is given by name; parts can be set of a route that is a mapping"},
+    {"route=mxfp4-row-rs", "--set route: no route is named \"mxfp4-row-rs\""},
+    {"data.train=\xff", "--set data.train: is not text in UTF-8"},
+    {"data.train=a\nb", "--set data.train: 'a\\x0Ab' holds a control character"},
+    {"data.sources=a,,b", "--set data.sources: an item is empty"},
+    {"checkpoint.at_end=yes", "--set checkpoint.at_end: 'yes' is not accepted; write true"},
+};
+
+TEST(set_refused) {
+  for (size_t i = 0; i < sizeof broken_sets / sizeof *broken_sets; i++) {
+    CHECK(!parse_set(broken_sets[i].set));
+    CHECK_EQ_I64(failure.code, ERROR_CONFIG);
+    CHECK_EQ_I64(lines(failure.message), 1);
+    if (strncmp(failure.message, broken_sets[i].message, strlen(broken_sets[i].message)) != 0)
+      FAIL("--set %s: \"%s\", expected \"%s\"", broken_sets[i].set, failure.message, broken_sets[i].message);
+  }
+}
+
+/* ---- what is refused -------------------------------------------------------- */
+
+/* Appended to GOOD: their first line is line 3. Each gives exactly one problem. */
+static const struct {
+  const char *text, *problem;
+} broken[] = {
+    {"optimizer:\n  lr: abc\n", "4:7: optimizer.lr: 'abc' is not a number; a number is wanted"},
+    {"optimizer:\n  lr:\n", "4:6: optimizer.lr: has no value; a number is wanted"},
+    {"optimizer: {lr: \"1e-5\"}\n", "3:17: optimizer.lr: '1e-5' is text because of its quotes; write the number without them"},
+    {"optimizer: {lr: .inf}\n", "3:17: optimizer.lr: '.inf' is not accepted; a finite number is wanted"},
+    {"optimizer: {lr: -.Inf}\n", "3:17: optimizer.lr: '-.Inf' is not accepted"},
+    {"optimizer: {lr: NaN}\n", "3:17: optimizer.lr: 'NaN' is not accepted"},
+    {"optimizer: {lr: 1e999}\n", "3:17: optimizer.lr: '1e999' is too large for a double"},
+    {"optimizer: {lr: 1e-999}\n", "3:17: optimizer.lr: '1e-999' is too small for a double"},
+    {"optimizer: {lr: -1}\n", "3:17: optimizer.lr: '-1' is out of range: 0 .. 100"},
+    {"optimizer: {beta2: 1}\n", "3:20: optimizer.beta2: '1' is out of range: >= 0, < 1"},
+    {"optimizer: {lr: 1,5}\n", "3:19: optimizer.5: unknown key"},
+    {"optimizer: {lr: 0x1p3}\n", "3:17: optimizer.lr: '0x1p3' is not decimal"},
+    {"optimizer: {clip: -0.5}\n", "3:19: optimizer.clip: '-0.5' is out of range: 0 .. 1e+30"},
+    {"train: {updates: 010}\n", "3:18: train.updates: '010' begins with 0, which some read as octal"},
+    {"train: {updates: 0x10}\n", "3:18: train.updates: '0x10' is not decimal"},
+    {"train: {updates: 0o10}\n", "3:18: train.updates: '0o10' is not decimal"},
+    {"train: {updates: 1_000}\n", "3:18: train.updates: '1_000' is not a number; write it without separators"},
+    {"train: {updates: 1.5}\n", "3:18: train.updates: '1.5' is not an integer"},
+    {"train: {updates: 1e-1}\n", "3:18: train.updates: '1e-1' is not an integer"},
+    {"train: {updates: 9223372036854775808}\n", "3:18: train.updates: '9223372036854775808' does not fit 64 bits"},
+    {"train: {updates: 1e99999}\n", "3:18: train.updates: '1e99999' does not fit 64 bits"},
+    {"train: {updates: 0}\n", "3:18: train.updates: '0' is out of range: 1 .. 2147483647"},
+    {"train: {updates: 190:20:30}\n", "3:18: train.updates: '190:20:30' is not a number"},
+    {"train: {updates: true}\n", "3:18: train.updates: 'true' is not a number; an integer is wanted"},
+    {"train: {updates: [1]}\n", "3:18: train.updates: a single value is wanted, not a list"},
+    {"train: {updates: {a: 1}}\n", "3:18: train.updates: a single value is wanted, not a mapping"},
+    {"train: {master: yes}\n", "3:17: train.master: 'yes' is not accepted; write true"},
+    {"train: {master: Off}\n", "3:17: train.master: 'Off' is not accepted; write false"},
+    {"train: {master: 2}\n", "3:17: train.master: '2' is neither true nor false"},
+    {"train: {recompute: every_nth}\n", "3:20: train.recompute: 'every_nth' is not one of: none, every-nth, all; did you mean every-nth?"},
+    {"log: {level: loud}\n", "3:14: log.level: 'loud' is not one of: error, warning, info, debug"},
+    {"run: {name: a/b}\n", "3:13: run.name: 'a/b': only letters, digits"},
+    {"run: {name: \"\"}\n", "3:13: run.name: is empty"},
+    {"run: {folder: ~}\n", "3:15: run.folder: has no value; write \"\" for an empty text"},
+    {"run: {folder: \"a\\0b\"}\n", "3:15: folder: text with a zero byte"},
+    {"run: {folder: \"a\\x1b[2J\"}\n", "3:15: run.folder: 'a\\x1B[2J' holds a control character"},
+    {"run: 5\n", "3:6: run: a section is a mapping of keys, not a single value"},
+    {"run: [a]\n", "3:6: run: a section is a mapping of keys, not a list"},
+    {"trian: {updates: 1}\n", "3:1: trian: unknown key; did you mean train?"},
+    {"lr: 1\n", "3:1: lr: unknown key; did you mean optimizer.lr?"},
+    {"run: {every: 1}\n", "3:7: run.every: unknown key; did you mean checkpoint.every or validation.every or log.every?"},
+    {"zzzzzz: 1\n", "3:1: zzzzzz: unknown key; `fp4d help config` lists them all"},
+    {"optimizer.lr: 1\n", "3:1: optimizer.lr: unknown key; dots are for --set, a file nests mappings"},
+    {"model: {preset: tiny}\n", "3:1: model: given twice; first in line 1"},
+    {"log: {every: 1, level: info, every: 2}\n", "3:30: every: given twice; first in line 3"},
+    {"log: {every: &a 1}\n", "3:14: anchor 'a': anchors are not accepted"},
+    {"log: {every: *a}\n", "3:14: alias 'a': aliases are not accepted"},
+    {"log: {every: !!int 1}\n", "3:14: tag 'tag:yaml.org,2002:int': tags are not accepted"},
+    {"log: {[a]: 1}\n", "3:7: a key must be a word, not a list or mapping"},
+    {"---\nlog: {every: 1}\n", "3:1: a second document begins here; a file holds one configuration"},
+    {"log: {every: 1\n", "4:1: not YAML: did not find expected ',' or '}'"},
+    {"log:\n\tevery: 1\n", "4:1: not YAML: found character that cannot start any token, while scanning for the next token (a tab: indent with spaces)"},
+    {"run: {name: \x01}\n", "3:13: not text in UTF-8: control characters are not allowed"},
+    {"run: {name: \xff}\n", "3:13: not text in UTF-8: invalid leading UTF-8 octet"},
+    {"run: {name: \xed\xa0\x80}\n", "3:13: not text in UTF-8: invalid Unicode character"},
+    {"include: no-such-file.yaml\n", "3:10: include: cannot open no-such-file.yaml: No such file or directory"},
+    {"include: {a: b}\n", "3:10: include: a file's name is wanted"},
+    {"fault: nan@x\n", "3:8: fault: 'nan@x' is not KIND@UPDATE"},
+    {"fault: boom@3\n", "3:8: fault: 'boom@3' is not KIND@UPDATE"},
+    /* several keys together */
+    {"train: {global_batch: 10, local_batch: 4}\n", "3:23: train.global_batch: 10 is not a multiple of train.local_batch 4"},
+    {"train: {global_batch: 12, local_batch: 2, accumulation: 4}\n", "3:57: train.accumulation: global_batch 12 is not a multiple of local_batch 2 x accumulation 4"},
+    {"run: {ranks: 3}\ntrain: {global_batch: 16}\n", "4:23: train.global_batch: 16 is not a multiple of train.local_batch 1 x run.ranks 3"},
+    {"train: {param_dtype: fp32, master: true}\n", "3:36: train.master: FP32 master weights need train.param_dtype bf16"},
+    {"train: {updates: 10}\noptimizer: {warmup_updates: 11}\n", "4:29: optimizer.warmup_updates: 11 is more than train.updates 10"},
+    {"optimizer: {schedule: wsd, warmup_updates: 600, decay_updates: 401}\n", "3:64: optimizer.decay_updates: warmup_updates 600 and decay_updates 401 are more than train.updates 1000"},
+    {"optimizer: {schedule: wsd}\n", "optimizer.decay_updates: optimizer.schedule wsd needs the length of its decay"},
+    {"optimizer: {decay_updates: 4}\n", "3:28: optimizer.decay_updates: has no meaning with optimizer.schedule constant"},
+    {"optimizer: {schedule: cosine, min_lr: 1e-2}\n", "3:39: optimizer.min_lr: 0.01 is above optimizer.lr 0.0003"},
+    {"validation: {every: 5}\n", "3:21: validation.every: needs data.validation"},
+    {"train: {updates: 2147483647, global_batch: 16777216}\n", "3:18: train.updates: 2147483647 updates of train.global_batch 16777216 samples are more than 2^40 samples"},
+    /* routes */
+    {"route: mxfp5\n", "3:8: route: no route is named \"mxfp5\" (fp32, bf16,"},
+    {"route: [a]\n", "3:8: route: a single value is wanted, not a list"},
+    {"route: {name: r}\n", "route.linears: is missing"},
+    {"route: {name: r, linears: all}\n", "3:27: route.linears: a list is wanted, not a single value"},
+    {"route: {name: r, linears: [all]}\n", "3:28: route.linears[1]: a mapping is wanted, not a single value"},
+    {"route:\n  linears:\n" SPAN("all"), "route.name: is missing"},
+    {"route:\n  name: bf16\n  linears:\n" SPAN("all"), "4:9: route.name: 'bf16' is the name of a built-in route, and this mapping is not that route"},
+    {"route:\n  name: r\n  linears:\n" SPAN("1"), "6:5: route.linears: no entry covers blocks 2-2 of 2"},
+    {"route:\n  name: r\n  linears:\n" SPAN("all") SPAN("2"), "7:7: route.linears[2]: layers \"2\" overlap the span of blocks 1-2"},
+    {"route:\n  name: r\n  linears:\n" SPAN("1-3"), "6:7: route.linears[1]: layers \"1-3\": outside the model's blocks 1-2"},
+    {"route:\n  name: r\n  head: fp7\n  linears:\n" SPAN("all"), "5:9: route.head: \"fp7\" is no format"},
+    {"route:\n  name: r\n  attention: bf16\n  linears:\n" SPAN("all"), "5:14: route.attention: a mapping of its keys is wanted, not a single value"},
+    {"route: {name: r, linears: [{fprop: {x: bf16, w: bf16}, dgrad: {dy: bf16}, wgrad: {x: bf16}}]}\n", "3:28: route.linears[1].wgrad.dy: is missing"},
+    {"route: {name: r, linears: [{fprop: {x: bf16, W: bf16, w: bf16}, dgrad: {dy: bf16}, wgrad: {x: bf16, dy: bf16}}]}\n", "3:46: route.linears[1].fprop.W: unknown key"},
+};
+
+TEST(refused) {
+  size_t n = sizeof broken / sizeof *broken;
+  CHECK(n >= 40);
+  for (size_t i = 0; i < n; i++) {
+    char text[2000], expected[400];
+    snprintf(text, sizeof text, "%s%s", GOOD, broken[i].text);
+    bool placed = broken[i].problem[0] >= '0' && broken[i].problem[0] <= '9';
+    snprintf(expected, sizeof expected, "cfg.yaml:%s%s", placed ? "" : " ", broken[i].problem);
+    CHECK(!parse(text, NULL, 0));
+    CHECK_EQ_I64(failure.code, ERROR_CONFIG);
+    if (lines(failure.message) != 1 || strncmp(failure.message, expected, strlen(expected)) != 0)
+      FAIL("%s: got\n%s\nexpected\n%s", broken[i].text, failure.message, expected);
+  }
+}
+
+/* Whole files. */
+static const struct {
+  const char *text, *problem;
+} broken_files[] = {
+    {"", "cfg.yaml: is empty"},
+    {"# only a comment\n", "cfg.yaml: is empty"},
+    {"---\n...\n", "cfg.yaml: is empty"},
+    {"log: {every: [[[[[[[[[[[[1]]]]]]]]]]]]}\n", "cfg.yaml:1:22: nested too deeply"},
+    {"just words\n", "cfg.yaml:1:1: a mapping of sections is wanted, not a single value"},
+    {"- a\n- b\n", "cfg.yaml:1:1: a mapping of sections is wanted, not a list"},
+    {"\x7f" "ELF\x02\x01\x01", "cfg.yaml:1:1: not text in UTF-8"},
+    {"model: {preset: tiny}\n", "cfg.yaml: data.train: is missing: the token stream to train on"},
+    {"model: {preset: llama3-8B}\ndata: {train: t}\n", "cfg.yaml:1:17: model.preset: 'llama3-8B' is not one of: llama3-8b, llama3.1-8b"},
+    {"model: {preset: tiny, vocab_size: 257}\ndata: {train: t}\n", "cfg.yaml:1:35: model.vocab_size: 257 is less than the 258 ids of data.tokenizer bytes"},
+    {"model: {preset: tiny, hidden_size: 66}\ndata: {train: t}\n", "cfg.yaml: model.head_dim: hidden_size 66 is not a multiple of n_heads 4; give head_dim"},
+    {"model: {preset: tiny, n_kv_heads: 3}\ndata: {train: t}\n", "cfg.yaml: model.n_heads: n_heads 4: must be a multiple of n_kv_heads 3"},
+    {"model: {preset: tiny, rope_scaling: {factor: 8}}\ndata: {train: t}\n", "cfg.yaml: model.rope_scaling.low_freq_factor: is missing: rope_scaling needs all four keys"},
+    {"model: {preset: tiny, rope_scaling: linear}\ndata: {train: t}\n", "cfg.yaml:1:37: model.rope_scaling: 'linear': a mapping of its keys is wanted, or none"},
+    {"model: {preset: tiny}\ndata: {train: t, validation: t}\n", "cfg.yaml:2:30: data.validation: is the same file as data.train"},
+    {"model: {preset: tiny}\ndata: {train: t, sources: a.txt}\n", "cfg.yaml:2:27: data.sources: a list is wanted, not a single value"},
+    {"model: {preset: tiny}\ndata: {train: t, sources: [a, [b]]}\n", "cfg.yaml:2:31: data.sources: an item must be a single value, not a list"},
+    {"model: {preset: tiny}\ndata: {train: t, sources: [a, ]}\ndata: {}\n", "cfg.yaml:3:1: data: given twice; first in line 2"},
+    {"data: {train: t}\n", "cfg.yaml: model.vocab_size: is missing: give it, or model.preset"},
+};
+
+TEST(refused_files) {
+  for (size_t i = 0; i < sizeof broken_files / sizeof *broken_files; i++) {
+    CHECK(!parse(broken_files[i].text, NULL, 0));
+    CHECK_EQ_I64(failure.code, ERROR_CONFIG);
+    if (strncmp(failure.message, broken_files[i].problem, strlen(broken_files[i].problem)) != 0)
+      FAIL("%s: got\n%s\nexpected\n%s", broken_files[i].text, failure.message, broken_files[i].problem);
+  }
+}
+
+TEST(all_at_once) {
+  const char *const sets[] = {"train.updates=x", "nope=1"};
+  CHECK(!parse("model: {preset: tiny, n_layers: zero}\n"
+               "data: {train: t, tokenizer: bpe}\n"
+               "route: nvfp5\n"
+               "optimizer: {lr: abc, beta1: 2, schedule: wdc}\n"
+               "train: {global_batch: 9, local_batch: 2}\n"
+               "colour: red\n", sets, 2));
+  CHECK_STR(failure.message,
+            "cfg.yaml:1:33: model.n_layers: 'zero' is not a number; an integer is wanted\n"
+            "cfg.yaml:2:29: data.tokenizer: 'bpe' is not one of: bytes\n"
+            "cfg.yaml:4:17: optimizer.lr: 'abc' is not a number; a number is wanted\n"
+            "cfg.yaml:4:29: optimizer.beta1: '2' is out of range: >= 0, < 1\n"
+            "cfg.yaml:4:42: optimizer.schedule: 'wdc' is not one of: constant, cosine, wsd\n"
+            "cfg.yaml:6:1: colour: unknown key; `fp4d help config` lists them all\n"
+            "--set train.updates: 'x' is not a number; an integer is wanted\n"
+            "--set nope: unknown key; `fp4d help config` lists them all\n"
+            "cfg.yaml:3:8: route: no route is named \"nvfp5\" (fp32, bf16, te-native, te-last4-bf16, nvfp4-global, mxfp4-row-sr, "
+            "nvfp4-local, nvfp4-local-h16, depth-27-5, mxfp4-row-sr-h32, operand-hybrid-h16, operand-hybrid-h32)\n"
+            "cfg.yaml:5:23: train.global_batch: 9 is not a multiple of train.local_batch 2");
+
+  /* More than a message holds: the first ones, and how many are left. */
+  static char many[60 * 200];
+  size_t at = 0;
+  for (int i = 0; i < 150; i++) at += (size_t)snprintf(many + at, sizeof many - at, "unheard-of-key-number-%d: 1\n", i);
+  CHECK(!parse(many, NULL, 0));
+  int shown = lines(failure.message) - 1, left = -1;
+  const char *last = strrchr(failure.message, '\n');
+  CHECK(last && sscanf(last, "\nand %d more problems", &left) == 1);
+  CHECK_EQ_I64(shown + left, 150 + 6); /* and what is missing: five of the model, data.train */
+  CHECK(shown >= 30);
+
+  /* A text as long as it may be, and longer. */
+  char set[2000] = "data.train=";
+  memset(set + 11, 'a', 511);
+  CHECK(parse_set(set));
+  CHECK_EQ_I64(strlen(config.data.train), 511);
+  set[11 + 511] = 'a';
+  CHECK(!parse_set(set));
+  CHECK(strstr(failure.message, "is 512 bytes long; at most 511 fit"));
+  CHECK(strlen(failure.message) < 300);
+}
+
+/* ---- files and includes ------------------------------------------------------ */
+
+static char folder[64];
+
+static const char *put(const char *name, const char *text) {
+  static char path[4][128];
+  static int turn;
+  char *p = path[turn++ % 4];
+  snprintf(p, sizeof path[0], "%s/%s", folder, name);
+  if (!file_publish(p, text, strlen(text), ERROR_SYSTEM, &failure)) FAIL("%s", failure.message);
+  return p;
+}
+
+static bool load(const char *path) {
+  failure = (struct error){0};
+  return config_load(&config, path, NULL, 0, &failure);
+}
+
+static bool said(const char *what) {
+  if (strstr(failure.message, what)) return true;
+  printf("# said: %s\n", failure.message);
+  return false;
+}
+
+TEST(includes) {
+  char deep[96];
+  snprintf(deep, sizeof deep, "%s/a/b", folder);
+  CHECK(file_make_folder(deep, ERROR_SYSTEM, &failure));
+  put("base.yaml", GOOD "optimizer: {lr: 1e-3, clip: 2}\nroute: mxfp4-row-sr\n");
+  put("a/middle.yaml", "include: ../base.yaml\noptimizer:\n  clip: 3\n  beta1: 0.5\n");
+  CHECK(load(put("a/b/top.yaml", "include: ../middle.yaml\nroute: bf16\noptimizer: {beta1: 0.25}\n")));
+  CHECK_STR(failure.message, "");
+  CHECK_STR(config.run.name, "top");
+  CHECK(config.optimizer.lr == 1e-3 && config.optimizer.clip == 3 && config.optimizer.beta1 == 0.25);
+  CHECK_STR(config.route.name, "bf16");
+
+  put("route.yaml", "route:\n  name: mine\n  linears:\n" SPAN("all"));
+  CHECK(load(put("list.yaml", "include: [base.yaml, route.yaml]\n")));
+  CHECK_STR(config.route.name, "mine");
+
+  /* The place of a problem is in the file where it stands. */
+  put("bad.yaml", GOOD "optimizer: {lr: fast}\n");
+  CHECK(!load(put("over.yaml", "include: bad.yaml\ntrain: {updates: 0}\n")));
+  CHECK(said("/bad.yaml:3:17: optimizer.lr: 'fast'") && said("/over.yaml:2:18: train.updates: '0'"));
+  CHECK_EQ_I64(lines(failure.message), 2);
+
+  put("loop-a.yaml", "include: loop-b.yaml\n");
+  put("loop-b.yaml", "include: ./loop-a.yaml\n");
+  char path[128];
+  snprintf(path, sizeof path, "%s/loop-a.yaml", folder);
+  CHECK(!load(path));
+  CHECK(said("loop-b.yaml:1:10: include:") && said("in a circle"));
+  CHECK_EQ_I64(lines(failure.message), 1);
+  CHECK(!load(put("self.yaml", "include: self.yaml\n")));
+  CHECK(said("in a circle"));
+  for (int i = 0; i < 12; i++) {
+    char name[32], text[64];
+    snprintf(name, sizeof name, "deep%d.yaml", i);
+    snprintf(text, sizeof text, "include: deep%d.yaml\n", i + 1);
+    put(name, text);
+  }
+  snprintf(path, sizeof path, "%s/deep0.yaml", folder);
+  CHECK(!load(path));
+  CHECK(said("inside each other"));
+}
+
+TEST(files) {
+  CHECK(!load("no/such/file.yaml"));
+  CHECK(said("cannot open no/such/file.yaml: No such file"));
+  CHECK_EQ_I64(failure.code, ERROR_CONFIG);
+  CHECK(!load(folder));
+  CHECK(said("is a folder"));
+  CHECK_EQ_I64(failure.code, ERROR_CONFIG);
+  CHECK(!load(put("empty.yaml", "")));
+  CHECK(said("is empty"));
+  static char big[(1 << 20) + 100];
+  memset(big, '#', sizeof big - 1);
+  CHECK(!load(put("big.yaml", big)));
+  CHECK(said("more than the 1048576 allowed"));
+  if (geteuid() != 0) { /* nothing is unreadable to root */
+    const char *path = put("secret.yaml", GOOD);
+    CHECK(chmod(path, 0) == 0);
+    CHECK(!load(path));
+    CHECK(said("Permission denied"));
+  }
+  CHECK(!load(put("odd name.yaml", GOOD)));
+  CHECK(said("run.name: the file's name cannot serve as the run's name; give one"));
+  /* A zero byte in the file, and Windows' line ends and byte order mark. */
+  char path[128];
+  snprintf(path, sizeof path, "%s/zero.yaml", folder);
+  CHECK(file_publish(path, GOOD "log: {\0}\n", sizeof GOOD "log: {\0}\n" - 1, ERROR_SYSTEM, &failure));
+  CHECK(!load(path));
+  CHECK(said("zero.yaml:3:7: not text in UTF-8: control characters are not allowed"));
+  CHECK(load(put("windows.yaml", "\xef\xbb\xbfmodel: {preset: tiny}\r\ndata: {train: t}\r\n")));
+  CHECK_STR(config.data.train, "t");
+}
+
+TEST(committed_configs) {
+  static const char *const runs[] = {"configs/demo-bf16.yaml", "configs/demo-mxfp4.yaml", "configs/llama3-8b/bf16.yaml",
+                                     "configs/llama3-8b/mxfp4-row-sr.yaml"};
+  for (int i = 0; i < 4; i++)
+    if (!load(runs[i])) FAIL("%s", failure.message);
+  CHECK(load(runs[3]));
+  CHECK_EQ_I64(model_config_param_count(&config.model.shape), 8030261248);
+  CHECK_EQ_I64(config.train.updates * config.train.global_batch * config.train.seq_len, 160000114688);
+  CHECK(config.optimizer.lr == 3e-4 && config.optimizer.beta2 == 0.95 && config.optimizer.eps == 1e-8);
+  /* models and routes say what the program's own tables say */
+  static const char *const models[] = {"llama3-8b", "llama3.1-8b", "llama3.2-1b", "llama3.2-3b"};
+  for (int i = 0; i < 4; i++) {
+    char text[200];
+    struct model_config preset;
+    snprintf(text, sizeof text, "include: configs/models/%s.yaml\ndata: {train: t}\n", models[i]);
+    if (!parse(text, NULL, 0)) FAIL("%s", failure.message);
+    CHECK(model_preset(models[i], &preset));
+    struct model_config *m = &config.model.shape;
+    CHECK(m->vocab_size == preset.vocab_size && m->hidden_size == preset.hidden_size && m->ffn_size == preset.ffn_size);
+    CHECK(m->n_layers == preset.n_layers && m->n_heads == preset.n_heads && m->n_kv_heads == preset.n_kv_heads);
+    CHECK(m->head_dim == preset.head_dim && m->tied == preset.tied && m->norm_eps == preset.norm_eps);
+    CHECK(m->rope_theta == preset.rope_theta && m->rope_scaling.enabled == preset.rope_scaling.enabled);
+    CHECK(m->rope_scaling.factor == preset.rope_scaling.factor);
+  }
+  static const char *const routes[] = {"fp32", "bf16", "mxfp4-row-sr"};
+  for (int i = 0; i < 3; i++) {
+    char text[200];
+    snprintf(text, sizeof text, "include: configs/routes/%s.yaml\n" GOOD, routes[i]);
+    if (!parse(text, NULL, 0)) FAIL("%s", failure.message); /* the name is checked against the content */
+    CHECK_STR(config.route.name, routes[i]);
+  }
+}
+
+/* ---- the dump ------------------------------------------------------------------ */
+
+static uint64_t state = 12345;
+static uint64_t draw(uint64_t n) {
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return (state >> 33) % n;
+}
+
+/* Every byte of the struct that some row, or the route, accounts for. */
+static bool same(const struct config *a, const struct config *b) {
+  for (int i = 0; i < option_section_number; i++)
+    for (int j = 0; option_sections[i].base == OPTION_OF_CONFIG && j < option_sections[i].n_rows; j++) {
+      const struct option *o = &option_sections[i].rows[j];
+      if (o->size && memcmp((const char *)a + o->offset, (const char *)b + o->offset, o->size) != 0) {
+        printf("# %s.%s differs\n", option_sections[i].name, o->key);
+        return false;
+      }
+    }
+  const struct route *r = &a->route, *s = &b->route;
+  if (strcmp(r->name, s->name) != 0 || r->n_spans != s->n_spans || r->activations != s->activations || r->head != s->head ||
+      r->attention_qk != s->attention_qk || r->attention_pv != s->attention_pv || r->attention_d_out != s->attention_d_out)
+    return false;
+  for (int i = 0; i < r->n_spans; i++) {
+    if (r->span[i].first != s->span[i].first || r->span[i].last != s->span[i].last) return false;
+    for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
+      if (!encoding_equal(&r->span[i].linear.operand[role], &s->span[i].linear.operand[role])) return false;
+  }
+  return a->data.n_sources == b->data.n_sources && strcmp(a->route_name, b->route_name) == 0;
+}
+
+static double odd_double(void) { return (double)(1 + draw(1u << 30)) / (double)(3 + draw(1u << 30)) * 1e-3; }
+
+TEST(round_trip) {
+  static const char *const texts[] = {"", "a b", "x: y # z", "\"q\" \\ \\\\", "'", "- [", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", "true", "null", "&a *b !c"};
+  static const char *const schedules[] = {"cosine", "wsd"};
+  const char *const *routes = route_names();
+  int n_routes = 0;
+  while (routes[n_routes]) n_routes++;
+  for (int trial = 0; trial < 300; trial++) {
+    char text[40][160];
+    const char *sets[40];
+    int n = 0;
+#define SET(...) snprintf(text[n], sizeof text[n], __VA_ARGS__), sets[n] = text[n], n++
+    int64_t local = 1 + (int64_t)draw(9), updates = 100 + (int64_t)draw(1000000);
+    SET("train.local_batch=%" PRId64, local);
+    SET("train.global_batch=%" PRId64, local * (1 + (int64_t)draw(1000)));
+    SET("train.updates=%" PRId64, updates);
+    SET("train.recompute=%s", draw(2) ? "every-nth" : "all");
+    SET("train.param_dtype=%s", draw(2) ? "bf16" : "fp32");
+    if (draw(2)) SET("train.overfit_one_batch=true");
+    SET("run.seed=%" PRIu64, draw(1u << 31) << 32 | draw(1u << 31));
+    SET("run.folder=%s", texts[draw(10)]);
+    SET("run.name=r%d", trial);
+    SET("data.validation=%s", texts[draw(10)]);
+    SET("optimizer.schedule=%s", schedules[draw(2)]);
+    SET("optimizer.decay_updates=%d", 1 + (int)draw(50));
+    SET("optimizer.warmup_updates=%d", (int)draw(50));
+    SET("optimizer.lr=%.17g", 1.0 + odd_double());
+    SET("optimizer.min_lr=%.17g", odd_double() > 1 ? 0.5 : odd_double() / 1e9);
+    SET("optimizer.eps=%.17g", odd_double() / 1e12 + 1e-29);
+    SET("optimizer.beta2=%.17g", (double)draw(1u << 31) / 2147483648.0);
+    SET("limits.save_s=%.17g", 1 + (double)draw(1u << 31) / 1048576.0);
+    SET("log.peak_flops=%.17g", (double)draw(1u << 31) * 1e9);
+    SET("divergence.loss=%s", draw(2) ? "skip" : "halt");
+    SET("model.preset=llama3.1-8b");
+    SET("model.n_layers=%d", 6 + (int)draw(60));
+    SET("model.norm_eps=%.17g", odd_double() / 1e6 + 1e-12);
+    if (draw(2)) SET("model.rope_scaling=none");
+    if (draw(2)) SET("data.sources=a.txt,%s", "some folder/b");
+    SET("route=%s", routes[draw((uint64_t)n_routes)]);
+    SET("fault=nan@%d/1", (int)draw(100));
+#undef SET
+    if (!parse(GOOD, sets, n)) {
+      FAIL("trial %d: %s", trial, failure.message);
+      break;
+    }
+    char *dump = config_dump(&config);
+    CHECK(dump != NULL);
+    failure = (struct error){0};
+    if (!config_parse(&other, dump, "saved", NULL, 0, &failure)) FAIL("%s\n%s", failure.message, dump);
+    CHECK(same(&config, &other));
+    char *again = config_dump(&other);
+    CHECK_STR(again, dump);
+    free(again);
+    free(dump);
+  }
+}
+
+/* ---- help and behaviour ----------------------------------------------------------- */
+
+static char *printed(bool markdown) {
+  char *text = NULL;
+  size_t bytes;
+  FILE *out = open_memstream(&text, &bytes);
+  if (!out) return NULL;
+  options_print(out, markdown);
+  return fclose(out) == 0 ? text : NULL;
+}
+
+TEST(documentation) {
+  char *page = printed(true), *file = NULL;
+  size_t bytes;
+  if (!file_read("docs/config.md", 1 << 20, ERROR_SYSTEM, &file, &bytes, &failure)) {
+    FAIL("%s", failure.message);
+    free(page);
+    return;
+  }
+  if (strcmp(page, file) != 0) FAIL("docs/config.md is old: fp4d help config --markdown > docs/config.md");
+
+  /* Every documented key with its documented default (or, where that is words,
+   * some value) is accepted; the same key misspelt is not. */
+  int keys = 0;
+  char section[64] = "";
+  for (char *save, *line = strtok_r(file, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+    char key[64], type[200], fallback[100], set[400];
+    if (sscanf(line, "## `%63[^`]`", section) == 1) continue;
+    if (strcmp(line, "## Top level") == 0) section[0] = 0;
+    if (sscanf(line, "| `%63[^`]` | %199[^|]| %99[^|]|", key, type, fallback) != 3) continue;
+    keys++;
+    if (strncmp(section, "route", 5) == 0) continue; /* `route_mappings` has them */
+    char *value = fallback;
+    if (value[0] == '`') {
+      value++;
+      value[strcspn(value, "`")] = 0;
+      if (value[0] == '"' || value[0] == '[') value[0] = 0;
+    } else {
+      value = strcmp(key, "rope_scaling") == 0 ? "none" : strncmp(type, "integer", 7) == 0 ? "512" :
+              strncmp(type, "number", 6) == 0 ? (strcmp(key, "norm_eps") == 0 ? "1e-6" : "2") : strncmp(type, "bool", 4) == 0 ? "true" : "some";
+      if (strcmp(key, "n_heads") == 0) value = "32";
+      if (strcmp(key, "n_kv_heads") == 0) value = "8";
+      if (strcmp(key, "n_layers") == 0) value = "3";
+    }
+    if (strcmp(key, "preset") == 0) value = "tiny"; /* without one the shape must be given */
+    snprintf(set, sizeof set, "%s%s%s=%s", section, section[0] ? "." : "", key, value);
+    const char *const sets[] = {"model.preset=llama3.1-8b", set};
+    if (!parse(GOOD, sets, 2)) FAIL("%s: %s", set, failure.message);
+    snprintf(set, sizeof set, "%s%s%sx=%s", section, section[0] ? "." : "", key, value);
+    CHECK(!parse(GOOD, sets, 2));
+    CHECK(strstr(failure.message, "unknown key"));
+  }
+  int rows = 0;
+  for (int i = 0; i < option_section_number; i++) rows += option_sections[i].n_rows;
+  CHECK_EQ_I64(keys, rows);
+  free(page);
+  free(file);
+  char *plain = printed(false);
+  CHECK(strstr(plain, "warmup_updates"));
+  free(plain);
+}
+
+/* The tables themselves: defaults in range, help there, no key twice. */
+TEST(tables) {
+  static union {
+    struct config c;
+    struct route_draft r;
+    struct span_draft s;
+  } base;
+  char why[OPTION_WHY];
+  CHECK(option_section_number <= OPTION_SECTIONS);
+  for (int i = 0; i < option_section_number; i++) {
+    const struct option_section *s = &option_sections[i];
+    CHECK(s->n_rows <= OPTION_ROWS);
+    for (int j = 0; j < s->n_rows; j++) {
+      const struct option *o = &s->rows[j];
+      CHECK(o->help && o->help[0] && o->help[strlen(o->help) - 1] == '.');
+      CHECK((o->fallback != NULL) != (o->fallback_words != NULL));
+      CHECK(option_find(s, o->key) == o);
+      memset(&base, 0, sizeof base);
+      if (o->fallback && !option_parse(o, &base, o->fallback, why)) FAIL("%s.%s: %s", s->name, o->key, why);
+      if (o->type == OPTION_INTEGER) CHECK(o->size == sizeof(int64_t) && o->low < o->high);
+      if (o->type == OPTION_NUMBER) CHECK(o->size == sizeof(double) && o->lower < o->upper);
+      if (o->type == OPTION_BOOL || o->type == OPTION_NONE) CHECK(o->size == sizeof(bool));
+      if (o->type == OPTION_WORD) CHECK(o->size == sizeof(unsigned) && o->words);
+    }
+  }
+}
+
+/* ---- nothing crashes ------------------------------------------------------------ */
+
+TEST(mutations) {
+  static const char *const seeds[] = {
+      GOOD "optimizer: {lr: 1e-3, clip: 2}\nroute: mxfp4-row-sr\nfault: nan@7/1\n",
+      GOOD "route:\n  name: mine\n  linears:\n" SPAN("1") SPAN("2") "  attention: {qk: bf16, do: e5m2}\n",
+      "model:\n  vocab_size: 300\n  hidden_size: 96\n  ffn_size: 256\n  n_layers: 3\n  n_heads: 4\n  rope_scaling:\n"
+      "    factor: 8\n    low_freq_factor: 1\n    high_freq_factor: 4\n    original_max_position: 64\n"
+      "data: {sources: [a, 'b', \"c\\n\"], train: |\n t\n}\n"};
+  static const char *const bits[] = {"*a", "&a ", "!!x ", "{", "}", "[", "]", ": ", "- ", "\n", "\t", "\"", "'", "|", ">",
+                                     "%", "#", "---\n", "...\n", "? ", "0", "-", "e", "\xff", "\xe2\x80\xa8", "\x01", ",",
+                                     "99999999999999999999", "none", "~", "<<: ", "include: x\n", "\r", "@", "`"};
+  int accepted = 0;
+  for (int trial = 0; trial < 6000; trial++) {
+    static char text[4096];
+    snprintf(text, sizeof text, "%s", seeds[draw(3)]);
+    for (int edits = 1 + (int)draw(4); edits > 0; edits--) {
+      size_t length = strlen(text), at = (size_t)draw(length + 1);
+      size_t cut = draw(2) ? (size_t)draw(6) : draw(8) == 0 ? (size_t)draw(60) : 0;
+      if (cut > length - at) cut = length - at;
+      const char *put_in = draw(4) ? bits[draw(sizeof bits / sizeof *bits)] : "";
+      size_t added = strlen(put_in);
+      if (length + added + 1 > sizeof text) continue;
+      memmove(text + at + added, text + at + cut, length - at - cut + 1);
+      memcpy(text + at, put_in, added);
+    }
+    if (parse(text, NULL, 0)) {
+      accepted++;
+      char *dump = config_dump(&config);
+      if (!config_parse(&other, dump, "saved", NULL, 0, &failure) || !same(&config, &other))
+        FAIL("a dump does not read back: %s\n%s", failure.message, text);
+      free(dump);
+    } else if (failure.code != ERROR_CONFIG || failure.message[0] == 0) {
+      FAIL("code %d, \"%s\"", failure.code, failure.message);
+    }
+    char set[120];
+    snprintf(set, sizeof set, "%.100s", text + draw(strlen(text) + 1));
+    parse_set(set);
+  }
+  CHECK(accepted > 100);
+}
+
+int main(void) {
+  snprintf(folder, sizeof folder, "%s/fp4d-config-XXXXXX", P_tmpdir);
+  if (!mkdtemp(folder)) return 1;
+  RUN(defaults);
+  RUN(numbers);
+  RUN(values_of_each_kind);
+  RUN(presets);
+  RUN(route_mappings);
+  RUN(set);
+  RUN(set_refused);
+  RUN(refused);
+  RUN(refused_files);
+  RUN(all_at_once);
+  RUN(includes);
+  RUN(files);
+  RUN(committed_configs);
+  RUN(round_trip);
+  RUN(documentation);
+  RUN(tables);
+  RUN(mutations);
+  CHECK(file_remove_tree(folder, ERROR_SYSTEM, &failure));
+  return test_report();
+}
