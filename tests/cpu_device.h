@@ -108,8 +108,8 @@ static inline uint64_t test_hash_matrix(uint64_t h, const struct matrix *m) {
 /* |got - want| <= bound, and not NaN. */
 static inline bool test_near(double got, double want, double bound) { return fabs(got - want) <= bound; }
 
-/* Half a unit of the last place of `t`, relative. */
-static inline double test_half_ulp(enum dtype t) { return t == DTYPE_BF16 ? 0x1p-9 : 0x1p-24; }
+/* Rounding to nearest in `t`: the largest relative error. */
+static inline double test_half_ulp(enum dtype t) { return t == DTYPE_BF16 ? 0x1p-8 : 0x1p-24; }
 
 static const enum dtype test_types[2] = {DTYPE_F32, DTYPE_BF16};
 
