@@ -4,7 +4,8 @@
 #include "base/checked.h"
 #include "kernels/cpu/longsum.h"
 
-enum { ALIGN = 256, ROWS_OF_SCRATCH = 4 };
+/* ROWS_OF_SCRATCH: most rows of the result's width that an operation asks for. */
+enum { ALIGN = 256, ROWS_OF_SCRATCH = 3 };
 
 struct layout {
   int64_t shared, counts, values, rows, emission; /* bytes of each part */
@@ -71,13 +72,15 @@ void cpu_produce(struct device *d, const struct producer *p) {
 
 float *cpu_producer_shared(struct device *d) { return (float *)(void *)cpu_of(d)->scratch; }
 
+static int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
+
 int64_t cpu_producer_scratch_bytes(const struct extent *x, int threads) {
   const struct attention_shape *a = &x->attention;
-  int64_t widths[] = {x->hidden_size, 2 * x->ffn_size, (a->n_heads + 2 * a->n_kv_heads) * a->head_dim, x->vocab_size};
-  int64_t cols = 0;
-  for (int i = 0; i < 4; i++) cols = widths[i] > cols ? widths[i] : cols;
+  int64_t qkv = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
+  int64_t cols = largest(largest(x->hidden_size, 2 * x->ffn_size), qkv);
   int64_t gain_sums = ceil_div(x->tokens, CPU_STRIP) * x->hidden_size;
   struct layout l = lay_out(cols, ROWS_OF_SCRATCH * cols, gain_sums);
-  int64_t producers = l.shared + threads * worker_bytes(&l);
-  return producers > LONGSUM_SCRATCH_BYTES ? producers : LONGSUM_SCRATCH_BYTES;
+  int64_t produce = l.shared + threads * worker_bytes(&l);
+  int64_t quantise = threads * round_up(cpu_emit_scratch_bytes(largest(cols, x->vocab_size)), ALIGN);
+  return largest(largest(produce, quantise), LONGSUM_SCRATCH_BYTES);
 }
