@@ -10,7 +10,10 @@ static struct device *dev[3]; /* 1, 2 and 3 threads */
 /* ---- cross-entropy ------------------------------------------------------- */
 static double log_sum_exp(const struct matrix *x, int64_t row) {
   double top = -INFINITY, sum = 0;
-  for (int64_t i = 0; i < x->cols; i++) top = fmax(top, test_get(x, row * x->cols + i));
+  for (int64_t i = 0; i < x->cols; i++) {
+    double v = test_get(x, row * x->cols + i);
+    top = v > top ? v : top; /* gcc 12 for aarch64 fails on an fmax reduction */
+  }
   for (int64_t i = 0; i < x->cols; i++) sum += exp(test_get(x, row * x->cols + i) - top);
   return top + log(sum);
 }
@@ -150,10 +153,10 @@ static const struct {
   enum dtype type;
   bool master;
 } kinds[] = {{DTYPE_F32, false}, {DTYPE_BF16, true}, {DTYPE_BF16, false}, {DTYPE_F32, true}};
-static const int64_t lengths[] = {1, 7, 8, 1023, 1025, 70001, 131072};
+static const int64_t lengths[] = {1, 7, 8, 1023, 1025, 66001};
 
 TEST(adamw) {
-  for (int i = 0; i < 4 * 7; i++) {
+  for (int i = 0; i < 4 * 6; i++) {
     int64_t n = lengths[i / 4];
     struct tensor old = tensor(kinds[i % 4].type, kinds[i % 4].master, n, 40 + (uint64_t)i), x[3];
     struct update_measure got[3] = {{1.0, 2.0}, {1.0, 2.0}, {1.0, 2.0}};
@@ -242,7 +245,7 @@ TEST(stochastic_rounding_draws_the_contract) {
 }
 
 TEST(stochastic_rounding_is_unbiased) {
-  enum { N = 200000 };
+  enum { N = 100000 };
   static const double fractions[] = {0.5, 0.1, 0.9, 1.0 / 64};
   for (int f = 0; f < 4; f++) {
     struct tensor x = ones(N);
@@ -266,7 +269,7 @@ TEST(stochastic_rounding_is_unbiased) {
 TEST(measure) {
   static const struct {
     int64_t rows, cols;
-  } shapes[] = {{1, 1}, {3, 96}, {70, 1000}, {17, 4096}, {2, 65536}, {0, 8}, {131, 1001}};
+  } shapes[] = {{1, 1}, {3, 96}, {70, 1000}, {5, 4096}, {1, 65536}, {0, 8}, {131, 1001}};
   for (int i = 0; i < 14; i++) {
     int64_t rows = shapes[i / 2].rows, cols = shapes[i / 2].cols, n = rows * cols;
     struct matrix x = test_random(test_types[i % 2], rows, cols, 60 + (uint64_t)i, 1.0);
