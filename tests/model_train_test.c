@@ -326,6 +326,59 @@ TEST(signals) {
   rig_close(&g);
 }
 
+/* Who draws: every stochastic operand once, under its own layer and name. */
+static const struct kernels *real;
+static int drawn[3][8];
+static bool well_drawn;
+
+static void watch(const struct emission *out, int64_t cols) {
+  static const int64_t width[8] = {[DRAW_DY_QKV] = 128, [DRAW_DY_OUT] = 64, [DRAW_DY_GATE_UP] = 192, [DRAW_DY_DOWN] = 64};
+  if (!out->row || out->row->encoding.rounding != ROUND_STOCHASTIC) return;
+  const struct draw *d = &out->draw;
+  well_drawn = well_drawn && d->layer < 3 && d->operand < 8 && d->seed == 11 && d->update == 3 &&
+               d->first_sample == 5 && d->seq_len == 32 && cols == width[d->operand] && out->row->cols == cols;
+  if (d->layer < 3 && d->operand < 8) drawn[d->layer][d->operand]++;
+}
+
+static void watch_norm(struct device *d, const struct emission *out, float *d_gain, const struct matrix *dy,
+                       const struct matrix *d_above, const struct matrix *residual, const float *rstd,
+                       const struct matrix *gain) {
+  watch(out, residual->cols);
+  real->add_rmsnorm_backward(d, out, d_gain, dy, d_above, residual, rstd, gain);
+}
+static void watch_rope(struct device *d, const struct emission *out, const struct matrix *d_qkv, const float *cos_sin,
+                       const struct attention_shape *s) {
+  watch(out, d_qkv->cols);
+  real->rope_backward(d, out, d_qkv, cos_sin, s);
+}
+static void watch_swiglu(struct device *d, const struct emission *out, const struct matrix *d_act,
+                         const struct matrix *gate_up) {
+  watch(out, gate_up->cols);
+  real->swiglu_backward(d, out, d_act, gate_up);
+}
+
+TEST(draws) {
+  struct model_config c = rig_config();
+  struct model_shape s = rig_shape(2, DTYPE_BF16);
+  struct rig g;
+  s.recompute = RECOMPUTE_ALL;
+  if (!rig_open(&g, &c, "mxfp4-row-sr", &s, 1)) return;
+  real = g.d->k;
+  struct kernels watched = *real;
+  watched.add_rmsnorm_backward = watch_norm;
+  watched.rope_backward = watch_rope;
+  watched.swiglu_backward = watch_swiglu;
+  g.d->k = &watched;
+  well_drawn = true;
+  memset(drawn, 0, sizeof drawn);
+  model_forward_backward(g.m, &g.b, 1, g.nll);
+  CHECK(well_drawn);
+  for (int layer = 0; layer < 3; layer++)
+    for (int operand = DRAW_DY_QKV; operand <= DRAW_DY_DOWN; operand++) CHECK_EQ_I64(drawn[layer][operand], 1);
+  g.d->k = real;
+  rig_close(&g);
+}
+
 /* One batch by heart. */
 TEST(learns_by_heart) {
   struct model_config c = rig_config();
@@ -390,6 +443,7 @@ int main(void) {
   RUN(head_chunks);
   RUN(routes_agree);
   RUN(signals);
+  RUN(draws);
   RUN(learns_by_heart);
   RUN(description);
   return test_report();
