@@ -23,8 +23,9 @@
 struct comm; /* opaque */
 
 /* The longest that one operation (from one comm_enter to the next) may take in
- * each phase.  A limit is held against the rank that lags: those waiting for a
- * rank that saves have the time of a save.  All > 0. */
+ * each phase.  A limit is held against the rank that holds the others up, not
+ * against ranks that wait for it in a collective: they may wait as long as it
+ * may save.  The job ends at most heartbeat_s after the limit.  All > 0. */
 struct comm_limits {
   double start_s;     /* COMM_START: until the first update has ended */
   double update_s;    /* COMM_UPDATE: a steady update */

@@ -49,6 +49,8 @@ struct watch {
   const char *operation;
   int64_t update;
   double operation_began;
+  bool overrun; /* an operation is beyond its limit, since overrun_seen; the watch thread's own */
+  double overrun_seen;
   pthread_t watch_thread, heartbeat_thread;
   int n_peers; /* rank 0: all others; another rank: rank 0 alone */
   struct peer *peers;

@@ -3,9 +3,8 @@
  *
  * It compares clocks and never calls MPI.  Rank 0 hears every rank and judges
  * for all; the others judge rank 0's silence, one after another, so that one
- * line is printed.  A limit is held against the ranks that lag: where one of
- * them saves, all have the time of a save.  The rank named is one that waits for
- * nobody, where there is one.
+ * line is printed.  A limit is held against the rank that holds the others up,
+ * not against those that wait for it: they may wait for as long as it may save.
  */
 #include <math.h>
 #include <signal.h>
@@ -44,7 +43,6 @@ struct place {
   const char *operation;
   int64_t update;
   double operation_s, limit_s;
-  double since_s; /* age of this knowledge, at most */
   bool waiting;
 };
 
@@ -80,7 +78,6 @@ static struct place peer_place(const struct watch *w, const struct peer *p, doub
                         .update = p->beat.update,
                         .operation_s = p->beat.operation_s + silent_s,
                         .limit_s = limit_of(w, (enum comm_phase)p->beat.phase),
-                        .since_s = silent_s + 2 * comm_tick(&w->limits),
                         .waiting = p->beat.waiting};
 }
 
@@ -127,7 +124,8 @@ static bool find_silence(const struct comm *c, double now, char *text) {
   return true;
 }
 
-/* "; elsewhere: 3 ranks waiting in 'x' of update 7, rank 2 in 'y' of update 7". */
+/* "; elsewhere: 3 ranks waiting in 'x' of update 7, rank 2 in 'y' of update 7", or
+ * ", as have all other ranks". */
 static void append_elsewhere(char *text, size_t used, const struct place *places, int n, const struct place *culprit) {
   const char *lead = "; elsewhere: ";
   int groups = 0;
@@ -148,16 +146,31 @@ static void append_elsewhere(char *text, size_t used, const struct place *places
     used = append_place(text, used, &places[i]);
     lead = ", ";
   }
+  if (groups == 0 && n > 1) append(text, used, ", as have all other ranks");
 }
 
-/* Whether `a` rather than `b` holds the others up: it waits for nobody, or came to its operation first. */
-static bool holds_up(const struct place *a, const struct place *b) {
-  return a->waiting != b->waiting ? b->waiting : a->operation_s > b->operation_s;
+/* The rank that holds the others up: among those at the lowest update one that waits for nobody
+ * and is furthest beyond its limit, or, where all wait, the one that came last. */
+static const struct place *find_laggard(const struct place *places, int n) {
+  int64_t update = places[0].update;
+  for (int i = 1; i < n; i++)
+    if (places[i].update < update) update = places[i].update;
+  const struct place *busy = NULL, *waiting = NULL;
+  for (int i = 0; i < n; i++) {
+    const struct place *p = &places[i];
+    if (p->update != update) continue;
+    if (p->waiting) {
+      if (!waiting || p->operation_s < waiting->operation_s) waiting = p;
+    } else {
+      if (!busy || p->operation_s - p->limit_s > busy->operation_s - busy->limit_s) busy = p;
+    }
+  }
+  return busy ? busy : waiting;
 }
 
-/* An operation beyond its limit, among the ranks that lag: those at the lowest update. */
-static bool find_overrun(const struct comm *c, double now, char *text) {
-  const struct watch *w = &c->watch;
+/* An operation beyond its limit, on the rank that holds the others up. */
+static bool find_overrun(struct comm *c, double now, char *text) {
+  struct watch *w = &c->watch;
   struct place *places = w->places;
   int n = 0;
   places[n++] = own_place(c, now);
@@ -166,26 +179,23 @@ static bool find_overrun(const struct comm *c, double now, char *text) {
     if (c->rank == 0)
       for (int i = 0; i < w->n_peers; i++) places[n++] = peer_place(w, &w->peers[i], now);
   }
-  int64_t update = places[0].update;
-  for (int i = 1; i < n; i++)
-    if (places[i].update < update) update = places[i].update;
-  const struct place *culprit = NULL;
-  double limit = 0, longest = 0;
-  for (int i = 0; i < n; i++) {
-    if (places[i].update != update) continue;
-    limit = fmax(limit, places[i].limit_s);
-    longest = fmax(longest, places[i].operation_s - places[i].since_s); /* it may have gone on since */
-    if (!culprit || holds_up(&places[i], culprit)) culprit = &places[i];
+  const struct place *laggard = find_laggard(places, n);
+  if (laggard->operation_s <= laggard->limit_s) {
+    w->overrun = false;
+    return false;
   }
-  if (longest <= limit) return false;
-  size_t used = append(text, 0, "rank %d has been ", culprit->rank);
-  used = append_place(text, used, culprit);
-  used = append(text, used, " for %.1f s (limit %g s)", culprit->operation_s, limit);
-  append_elsewhere(text, used, places, n, culprit);
+  /* What others said may be as old as heartbeat_s (or they count as silent): let it be said anew. */
+  if (!w->overrun) w->overrun_seen = now;
+  w->overrun = true;
+  if (n > 1 && now - w->overrun_seen < w->limits.heartbeat_s) return false;
+  size_t used = append(text, 0, "rank %d has been ", laggard->rank);
+  used = append_place(text, used, laggard);
+  used = append(text, used, " for %.1f s (limit %g s)", laggard->operation_s, laggard->limit_s);
+  append_elsewhere(text, used, places, n, laggard);
   return true;
 }
 
-static bool find_fault(const struct comm *c, double now, char *text) {
+static bool find_fault(struct comm *c, double now, char *text) {
   const struct watch *w = &c->watch;
   if (w->heartbeat_failure[0]) {
     append(text, 0, "heartbeats failed in MPI: %s", w->heartbeat_failure);

@@ -172,7 +172,7 @@ static int train(struct comm *c, enum fault fault, int victim, const struct comm
     enum comm_phase phase = update == 1 ? COMM_START : COMM_UPDATE;
     bool now = me && update == 7;
     comm_enter(c, phase, "forward", update);
-    sleep_s(0.02);
+    sleep_s(fault == FAULT_SLOW_SAVE && update == 8 ? 1 : 0.02);
     if (now && fault == FAULT_STALL) sleep_s(60);
     if (now && fault == FAULT_COMPUTE)
       for (double until = clock_seconds() + 4; clock_seconds() < until;) continue;
@@ -256,6 +256,8 @@ int main(int argc, char **argv) {
     status = train(c, FAULT_SLOW_SAVE, argument, &limits);
   } else if (strcmp(mode, "signal") == 0) {
     status = wait_for_signal(c);
+  } else if (strcmp(mode, "signal-watched") == 0) {
+    status = comm_watch(c, &limits, &e) ? wait_for_signal(c) : 1;
   } else {
     status = ERROR_USAGE;
   }

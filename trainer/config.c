@@ -5,6 +5,7 @@
  */
 #include "trainer/config.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,0 +1,310 @@
+#!/usr/bin/env python3
+"""Worlds under mpirun: sums to the bit, refused launches, lost and stalled ranks.
+
+BUILD names the build folder (default build); `make worlds` has made the program.
+Prints "ok NAME" or "not ok NAME: why" for each test; exit status 0 iff all are ok.
+Arguments: names of tests to run (default all).
+"""
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BUILD = os.path.abspath(os.environ.get("BUILD", os.path.join(ROOT, "build")))
+WORLD = os.path.join(BUILD, "tests", "comm_world_main")
+COMMUNICATION, DATA, PREEMPTED = 76, 65, 75
+
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMI", "PRTE_"))}
+ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+
+
+class Wrong(Exception):
+    pass
+
+
+def check(condition, what, text=""):
+    if not condition:
+        raise Wrong(what + ("" if not text else "\n" + text))
+
+
+def descendants(pid):
+    """Living processes (not zombies) below pid."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as f:
+                    fields = f.read().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents.setdefault(int(fields[1]), []).append(int(entry))
+    found, todo = [], [pid]
+    while todo:
+        below = parents.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Job:
+    """A launched command; its output and all processes that it had."""
+
+    def __init__(self, command, **more):
+        self.output = tempfile.TemporaryFile(mode="w+")
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            command, stdout=self.output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            cwd=ROOT, env={**ENVIRONMENT, **more})
+        self.family = set()
+
+    def look(self):
+        self.family.update(descendants(self.process.pid))
+        return [p for p in self.family if alive(p)]
+
+    def ranks(self):
+        found = []
+        for pid in self.look():
+            try:
+                if os.readlink(f"/proc/{pid}/exe") == os.path.realpath(WORLD):
+                    found.append(pid)
+            except OSError:
+                pass
+        return found
+
+    def text(self):
+        self.output.seek(0)
+        return self.output.read()
+
+    def wait_for(self, text, limit=15):
+        until = time.monotonic() + limit
+        while text not in self.text():
+            check(time.monotonic() < until and self.process.poll() is None, f"no '{text}'", self.text())
+            time.sleep(0.05)
+        self.look()
+
+    def end(self, limit=30):
+        """(exit code, output, seconds); fails where the command or one of its processes stays."""
+        while self.process.poll() is None and time.monotonic() - self.began < limit:
+            self.look()
+            time.sleep(0.02)
+        seconds = time.monotonic() - self.began
+        code = self.process.poll()
+        until = time.monotonic() + 3
+        while any(alive(p) for p in self.family) and time.monotonic() < until:
+            time.sleep(0.05)
+        left = [p for p in self.family if alive(p)]
+        for p in left + ([self.process.pid] if code is None else []):
+            os.kill(p, signal.SIGKILL)
+        self.process.wait()
+        check(code is not None, f"not ended after {limit} s", self.text())
+        check(not left, f"{len(left)} processes outlive the launcher", self.text())
+        return code, self.text(), seconds
+
+
+def mpirun(np, *words, **more):
+    return Job(["mpirun", "--oversubscribe", "-np", str(np), WORLD, *map(str, words)], **more)
+
+
+def once(text, pattern):
+    check(len(re.findall(pattern, text)) == 1, f"expected once: {pattern}", text)
+
+
+def collectives(np):
+    code, text, _ = mpirun(np, "collectives").end()
+    check(code == 0 and "not ok" not in text, f"exit code {code}", text)
+    check(text.count("ok ") == 3 * np, "three groups from each rank", text)
+    locals_ = sorted(re.findall(r"local (\d+) of (\d+)", text))
+    check(locals_ == [(str(r), str(np)) for r in range(np)], "local ranks", text)
+    once(text, rf"topology Open MPI v[\d.]+\S*, {np} ranks? on 1 host: \S+ x{np}\n")
+
+
+def test_collectives_1(): collectives(1)
+def test_collectives_2(): collectives(2)
+def test_collectives_3(): collectives(3)
+def test_collectives_4(): collectives(4)
+
+
+def test_other_algorithms_same_bits():
+    # MPI's own algorithms may not matter: force the linear ones where tuned offers a choice.
+    code, text, _ = mpirun(3, "collectives", OMPI_MCA_coll_tuned_use_dynamic_rules="1",
+                           OMPI_MCA_coll_tuned_alltoallv_algorithm="1", OMPI_MCA_coll_tuned_allgatherv_algorithm="1",
+                           OMPI_MCA_coll_tuned_allgather_algorithm="1").end()
+    check(code == 0 and "not ok" not in text, f"exit code {code}", text)
+
+
+def test_world_mismatch():
+    for np, expected in ((3, 4), (2, 1), (1, 2)):
+        code, text, seconds = mpirun(np, "open", expected).end(10)
+        check(code == COMMUNICATION, f"exit code {code}", text)
+        check(seconds < 5, f"{seconds:.1f} s", text)
+        once(text, rf"error: the configuration expects {expected} ranks?, but the launcher started {np}")
+
+
+def test_world_match():
+    code, text, _ = mpirun(3, "open", 3).end()
+    check(code == 0 and text.count("world 3") == 3, f"exit code {code}", text)
+
+
+def test_srun_singletons():
+    for more in ({"SLURM_NTASKS": "4"}, {"SLURM_NPROCS": "4"}, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "8"}):
+        code, text, seconds = Job([WORLD, "open", "0"], SLURM_PROCID="1", **more).end(10)
+        check(code == COMMUNICATION and seconds < 5, f"exit code {code} after {seconds:.1f} s", text)
+        once(text, r"srun started 4 tasks")
+        once(text, r"srun --mpi=pmix")
+
+
+def test_mpirun_inside_slurm():
+    code, text, _ = mpirun(1, "open", 1, SLURM_PROCID="0", SLURM_NTASKS="4").end()
+    check(code == 0, f"exit code {code}", text)
+    code, text, _ = Job([WORLD, "open", "1"], SLURM_NTASKS="4").end()  # a shell inside salloc
+    check(code == 0, f"exit code {code}", text)
+
+
+def stopped(np, victim):
+    code, text, seconds = mpirun(np, "stop", victim).end()
+    check(code == COMMUNICATION, f"exit code {code}", text)
+    check(seconds < 12, f"{seconds:.1f} s", text)
+    once(text, rf"\[r\d\] error: rank {victim} has been silent for 1\.\d s in 'reduce gradients' of update 7")
+
+
+def test_stopped_rank(): stopped(3, 1)
+def test_stopped_rank_0(): stopped(3, 0)
+
+
+def test_killed_rank():
+    for np, victim in ((3, 1), (2, 0)):
+        code, text, seconds = mpirun(np, "kill", victim).end()
+        check(code == 128 + signal.SIGKILL, f"exit code {code}", text)
+        check(seconds < 12, f"{seconds:.1f} s", text)
+
+
+def test_killed_launcher():
+    job = mpirun(3, "signal")
+    job.wait_for("waiting")
+    check(len(job.ranks()) == 3, "three ranks")
+    job.process.kill()
+    job.end(10)
+
+
+def test_stalled_operation():
+    for victim in (0, 1):
+        code, text, seconds = mpirun(3, "stall", victim).end()
+        check(code == COMMUNICATION, f"exit code {code}", text)
+        check(seconds < 12, f"{seconds:.1f} s", text)
+        once(text, rf"rank {victim} has been in 'forward' of update 7 for \d\.\d s \(limit 2 s\); "
+                   r"elsewhere: 2 ranks waiting in 'reduce gradients' of update 7")
+
+
+def calm(np, mode, victim):
+    code, text, seconds = mpirun(np, mode, victim).end()
+    check(code == 0 and "error" not in text, f"exit code {code}", text)
+    check(seconds > 4, "not as long as meant", text)
+
+
+def test_slow_save(): calm(3, "slow-save", 0)
+def test_slow_save_of_another_rank(): calm(3, "slow-save", 2)
+def test_late_close(): calm(3, "late-close", 1)
+def test_long_computation(): calm(2, "compute", 1)
+
+
+def test_suspended_job():
+    job = mpirun(3, "signal-watched")
+    job.wait_for("waiting")
+    ranks = job.ranks()
+    check(len(ranks) == 3, "three ranks")
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4)  # the heartbeat limit is 1.5 s
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(1)
+    check(len(job.ranks()) == 3, "goes on after a suspension", job.text())
+    job.process.send_signal(signal.SIGUSR2)
+    code, text, _ = job.end()
+    check(code == PREEMPTED and "error" not in text, f"exit code {code}", text)
+
+
+def test_abort_from_one_rank():
+    code, text, seconds = mpirun(3, "abort", 1).end()
+    check(code == DATA and seconds < 12, f"exit code {code} after {seconds:.1f} s", text)
+
+
+def test_early_exit_of_one_rank():
+    code, text, seconds = mpirun(3, "exit", 2).end()
+    check(code == DATA and seconds < 12, f"exit code {code} after {seconds:.1f} s", text)
+
+
+def test_signal_to_mpirun():
+    job = mpirun(2, "signal")
+    job.wait_for("waiting")
+    job.process.send_signal(signal.SIGUSR2)
+    code, text, _ = job.end()
+    check(code == PREEMPTED, f"exit code {code}", text)
+
+
+SCRIPT = {"NP": "2", "BIND": "none", "MPIRUN_ARGS": "--oversubscribe", "FP4D": WORLD}
+
+
+def test_launch_script():
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        job = Job(["scripts/launch/mpirun.sh", "signal"], **SCRIPT)
+        job.wait_for("waiting")
+        job.process.send_signal(number)
+        code, text, _ = job.end()
+        check(code == PREEMPTED, f"exit code {code}", text)
+    code, text, _ = Job(["scripts/launch/mpirun.sh", "open", "3"], **SCRIPT).end()
+    check(code == COMMUNICATION, f"exit code {code}", text)
+
+
+def test_slurm_script():
+    """With a stand-in for fp4d and scontrol: a requeue on 75 and on nothing else."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, body in (("scontrol", f'echo "$@" > {folder}/requeued'),
+                           ("fp4d", f'[ "$1" = train ] && shift && exec {WORLD} "$@"')):
+            path = os.path.join(folder, name)
+            with open(path, "w") as f:
+                f.write(f"#!/bin/sh\n{body}\n")
+            os.chmod(path, 0o755)
+        more = {**SCRIPT, "FP4D": f"{folder}/fp4d", "PATH": folder + ":" + os.environ["PATH"],
+                "SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_ID": "17"}
+        job = Job(["scripts/launch/slurm.sh", "open", "3"], **more)
+        code, text, _ = job.end()
+        check(code == COMMUNICATION and not os.path.exists(f"{folder}/requeued"), f"exit code {code}", text)
+        job = Job(["scripts/launch/slurm.sh", "signal"], **more)
+        job.wait_for("waiting")
+        job.process.send_signal(signal.SIGUSR1)
+        code, text, _ = job.end()
+        check(code == PREEMPTED, f"exit code {code}", text)
+        with open(f"{folder}/requeued") as f:
+            check(f.read() == "requeue 17\n", "scontrol requeue 17", text)
+
+
+def main():
+    tests = {k[5:]: v for k, v in globals().items() if k.startswith("test_")}
+    names = sys.argv[1:] or list(tests)
+    failed = 0
+    for name in names:
+        try:
+            tests[name]()
+            print(f"ok {name}", flush=True)
+        except Wrong as e:
+            failed += 1
+            print("\n# ".join(f"not ok {name}: {e}".splitlines()), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
