@@ -58,12 +58,13 @@ static void say_problem(struct report *r, const char *subject, const struct erro
 
 static double gigabytes(int64_t bytes) { return (double)bytes / 1e9; }
 
-static void check_route(struct report *r, const struct config *c, int threads) {
+/* False where memory cannot be planned: nothing would execute the route. */
+static bool check_route(struct report *r, const struct config *c, int threads) {
   struct error e = {0};
   struct device *d = device_open(c->run.backend, threads, &e);
   if (!d) {
     say_problem(r, "device", &e);
-    return;
+    return false;
   }
   const struct model_config *m = &c->model.shape;
   int64_t tokens = c->train.local_batch * c->train.seq_len;
@@ -73,11 +74,13 @@ static void check_route(struct report *r, const struct config *c, int threads) {
                      .hidden_size = m->hidden_size,
                      .ffn_size = m->ffn_size,
                      .vocab_size = m->vocab_size};
-  if (route_check(&c->route, (int)m->n_layers, &x, d, &e))
+  bool good = route_check(&c->route, (int)m->n_layers, &x, d, &e);
+  if (good)
     say_ok("route", "%s: backend %s executes all of it", c->route.name, d->k->backend);
   else
     say_problem(r, "route", &e);
   d->k->close(d);
+  return good;
 }
 
 /* Memory that this process may use: the machine's, or its control group's. */
@@ -99,7 +102,7 @@ static void check_memory(struct report *r, const struct config *c, int threads) 
   struct error e = {0};
   struct arena arena;
   if (!plan_memory(c, threads, &arena, &e)) {
-    if (e.code != ERROR_DEVICE) say_problem(r, "memory", &e); /* check_route has said it */
+    say_problem(r, "memory", &e);
     return;
   }
   int64_t ranks = c->run.ranks > 0 ? c->run.ranks : 1, limit = memory_limit();
@@ -248,8 +251,7 @@ int command_check(int argc, char **argv) {
     snprintf(checkpoints, sizeof checkpoints, "%s/checkpoints", c.run.folder); /* state_folder */
     existing_folder(c.run.folder, folder, sizeof folder);
     check_config(&c);
-    check_route(&r, &c, threads);
-    check_memory(&r, &c, threads);
+    if (check_route(&r, &c, threads)) check_memory(&r, &c, threads);
     check_stream(&r, &c, "train data", c.data.train, true);
     if (c.data.validation[0]) check_stream(&r, &c, "validation", c.data.validation, false);
     bool writable = check_folder(&r, &c, folder);

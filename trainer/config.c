@@ -5,7 +5,6 @@
  */
 #include "trainer/config.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>

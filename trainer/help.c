@@ -5,7 +5,6 @@
 #include "trainer/command.h"
 #include "trainer/findings.h"
 #include "trainer/suggest.h"
-#include "trainer/version.h"
 
 const struct command commands[] = {
     {"train", "train a model; goes on from the newest checkpoint of the run's folder", command_train_arguments, command_train,
@@ -57,7 +56,7 @@ void help_overview(FILE *out) {
     enum error_code code;
     const char *meaning;
   } codes[] = {
-      {ERROR_NONE, ""},
+      {ERROR_NONE, "what was asked for is done"},
       {ERROR_USAGE, "unknown command, flag or argument"},
       {ERROR_DATA, "corpus, token stream or tokenizer unusable"},
       {ERROR_DEVICE, "backend absent, or it cannot execute what is asked"},
@@ -73,8 +72,7 @@ void help_overview(FILE *out) {
   for (const struct command *c = commands; c->name; c++) fprintf(out, "  fp4d %-9s %s\n", c->name, c->summary);
   fputs("  fp4d --version\n\nExit codes\n", out);
   for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
-    fprintf(out, "  %3d  %-14s %s\n", (int)codes[i].code, codes[i].code ? error_code_name(codes[i].code) : "done",
-            codes[i].meaning);
+    fprintf(out, "  %3d  %-14s %s\n", (int)codes[i].code, codes[i].code ? error_code_name(codes[i].code) : "done", codes[i].meaning);
 }
 
 void help_command(const struct command *c, FILE *out) {

@@ -1,6 +1,4 @@
 /* The tables as text for a terminal and as docs/config.md. */
-#include <string.h>
-
 #include "trainer/options.h"
 
 static void default_text(const struct option *o, char *text, size_t size, bool markdown) {
@@ -48,6 +46,12 @@ static void print_section(FILE *out, const struct option_section *s, bool markdo
   }
 }
 
+static void print_names(FILE *out, const char *title, const char *const *names, bool markdown) {
+  fprintf(out, markdown ? "\n## %s\n\n" : "\n%s\n  ", title);
+  for (int i = 0; names[i]; i++) fprintf(out, markdown ? "%s`%s`" : "%s%s", i ? ", " : "", names[i]);
+  fputc('\n', out);
+}
+
 void options_print(FILE *out, bool markdown) {
   static const char *const notes[] = {
       "A run is one YAML file: a mapping of the sections below.",
@@ -62,6 +66,8 @@ void options_print(FILE *out, bool markdown) {
   if (markdown) fputs("# Configuration\n\n<!-- made by `fp4d help config --markdown` from trainer/options.c -->\n\n", out);
   for (int i = 0; i < n; i++) fprintf(out, "%s%s\n", markdown ? "- " : "", notes[i]);
   for (int i = 0; i < option_section_number; i++) print_section(out, &option_sections[i], markdown);
+  print_names(out, "Values of route", route_names(), markdown);
+  print_names(out, "Values of model.preset", model_preset_names(), markdown);
 }
 
 void config_print_options(bool markdown) { options_print(stdout, markdown); }

@@ -2,6 +2,7 @@
 #include "kernels/cpu/attention.h"
 
 #include "kernels/elementary.h"
+#include "kernels/formats.h"
 
 struct attention_layout attention_layout(const struct attention_shape *s) {
   CPU_REQUIRE(s->batch > 0 && s->seq_len > 0 && s->head_dim > 0 && s->n_kv_heads > 0, "attention extents must be positive");
@@ -24,14 +25,27 @@ void attention_require(const struct attention_layout *a, const struct matrix *qk
               "attention output must be [tokens, n_heads * head_dim]");
 }
 
+/* n rows of `dim` BF16 elements, `stride` apart. A row's successors are fetched
+ * ahead: they lie too far apart for hardware to foresee. */
+static CPU_CLONES void load_bf16(float *restrict rows, int64_t ld, const uint16_t *restrict bits, int64_t stride,
+                                 int64_t n, int64_t dim) {
+  enum { AHEAD = 8, LINE = 32 };
+  for (int64_t r = 0; r < n; r++) {
+    if (r + AHEAD < n)
+      for (int64_t d = 0; d < dim; d += LINE) __builtin_prefetch(bits + (r + AHEAD) * stride + d);
+    for (int64_t d = 0; d < dim; d++) rows[r * ld + d] = bf16_decode(bits[r * stride + d]);
+  }
+}
+
 void attention_load(float *rows, const struct attention_layout *a, const struct matrix *m, int64_t first, int64_t n,
                     int64_t padded, int64_t col) {
-  int64_t dim = a->shape.head_dim;
-  for (int64_t r = 0; r < padded; r++) {
-    float *row = rows + r * a->ld;
-    if (r < n) cpu_load(row, m, (first + r) * m->cols + col, dim);
-    for (int64_t d = r < n ? dim : 0; d < a->cols; d++) row[d] = 0.0f;
-  }
+  int64_t dim = a->shape.head_dim, from = first * m->cols + col;
+  if (m->dtype == DTYPE_BF16)
+    load_bf16(rows, a->ld, (const uint16_t *)m->data + from, m->cols, n, dim);
+  else
+    for (int64_t r = 0; r < n; r++) cpu_load(rows + r * a->ld, m, from + r * m->cols, dim);
+  for (int64_t r = 0; r < padded; r++)
+    for (int64_t d = r < n ? dim : 0; d < a->cols; d++) rows[r * a->ld + d] = 0.0f;
 }
 
 static CPU_CLONES void scale_row(float *row, int64_t n, float factor) {
@@ -42,7 +56,7 @@ void attention_store(struct matrix *m, const struct attention_layout *a, int64_t
                      float *rows, float factor) {
   for (int64_t r = 0; r < n; r++) {
     float *row = rows + r * a->ld;
-    scale_row(row, a->shape.head_dim, factor);
+    if (factor != 1.0f) scale_row(row, a->shape.head_dim, factor);
     cpu_store(m, (first + r) * m->cols + col, row, a->shape.head_dim);
   }
 }

@@ -102,13 +102,15 @@ enum attention_edge {
 #define ATTENTION_INLINE static inline __attribute__((always_inline))
 
 /* c[8][32] continued (or, `fresh`, begun at +0) by c_rl = fma(A_rk, b_kl, c_rl)
- * for k ascending, A_rk = a[r * a_row + k * a_k].  k: the edges before, n, the edges after. */
+ * for k ascending, A_rk = a[r * a_row + k * a_k].  k: the edges before, n, the
+ * edges after; a fresh product has no edges, and n > 0. */
 ATTENTION_INLINE void attention_product(float *restrict c, int64_t ldc, const float *restrict a, int64_t a_row,
                                         int64_t a_k, const float *restrict b, int64_t ldb, int64_t n, bool fresh,
                                         enum attention_edge edge, int64_t edges) {
   float sum[ATTENTION_ROWS][ATTENTION_BLOCK];
   for (int r = 0; r < ATTENTION_ROWS; r++)
-    for (int l = 0; l < ATTENTION_BLOCK; l++) sum[r][l] = fresh ? 0.0f : c[r * ldc + l];
+    for (int l = 0; l < ATTENTION_BLOCK; l++)
+      sum[r][l] = fresh ? __builtin_fmaf(a[r * a_row], b[l], 0.0f) : c[r * ldc + l];
   if (edge == EDGE_BEFORE) {
 #pragma GCC unroll 8
     for (int e = 0; e < ATTENTION_ROWS; e++) {
@@ -121,7 +123,7 @@ ATTENTION_INLINE void attention_product(float *restrict c, int64_t ldc, const fl
     a += edges * a_k;
     b += edges * ldb;
   }
-  for (int64_t k = 0; k < n; k++)
+  for (int64_t k = fresh; k < n; k++)
     for (int r = 0; r < ATTENTION_ROWS; r++)
       for (int l = 0; l < ATTENTION_BLOCK; l++)
         sum[r][l] = __builtin_fmaf(a[r * a_row + k * a_k], b[k * ldb + l], sum[r][l]);

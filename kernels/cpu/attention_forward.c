@@ -50,6 +50,14 @@ int64_t attention_forward_bytes(const struct attention_layout *a, int threads) {
   return round_up((int64_t)sizeof(float) * threads, 64) + threads * bytes;
 }
 
+/* exp2(fma(s, kappa, -base)); for s = -inf, which is frequent, without the
+ * underflow in exp2 that processors are slow at. */
+ATTENTION_INLINE float weight(float s, float kappa, float base) {
+  bool absent = s == -F32_INFINITY;
+  float p = f32_exp2(absent ? 0.0f : f32_fma(s, kappa, -base));
+  return absent ? 0.0f : p;
+}
+
 /* Takes a block through a tile of `keys` keys.  `ahead` = the block's first
  * query - the tile's first key: below 128 the diagonal is in the tile. */
 static CPU_CLONES void attend(const struct attention_layout *a, const struct desk *w, const struct block *b,
@@ -69,14 +77,14 @@ static CPU_CLONES void attend(const struct attention_layout *a, const struct des
     for (int l = 0; l < W; l++) top[l] = scores[j * W + l] > top[l] ? scores[j * W + l] : top[l];
   for (int l = 0; l < W; l++) {
     base[l] = top[l] > -F32_INFINITY ? top[l] * kappa : 0.0f;
-    correction[l] = f32_exp2(f32_fma(b->m[l], kappa, -base[l]));
+    correction[l] = weight(b->m[l], kappa, base[l]);
     b->m[l] = top[l];
     b->base[l] = base[l];
     sum[l] = 0.0f;
   }
   for (int64_t j = 0; j < seen; j++)
     for (int l = 0; l < W; l++) {
-      float p = f32_exp2(f32_fma(scores[j * W + l], kappa, -base[l]));
+      float p = weight(scores[j * W + l], kappa, base[l]);
       scores[j * W + l] = p;
       sum[l] = sum[l] + p;
     }
@@ -116,14 +124,26 @@ static void begin_block(const struct forward *f, const struct desk *w, const str
   }
 }
 
+/* O / l, lse and the largest logit of each query. */
+static CPU_CLONES void normalise(const struct attention_layout *a, const struct block *b, float *lse, float *logit) {
+  float inverse[ATTENTION_BLOCK];
+  for (int l = 0; l < ATTENTION_BLOCK; l++) {
+    lse[l] = f32_fma(b->base[l], ATTENTION_LN_2, f32_log(b->l[l]));
+    logit[l] = b->m[l] * a->scale;
+    inverse[l] = 1.0f / b->l[l];
+  }
+  for (int64_t r = 0; r < ATTENTION_BLOCK; r++)
+    for (int64_t d = 0; d < a->cols; d++) b->o[r * a->ld + d] = b->o[r * a->ld + d] * inverse[r];
+}
+
 static void finish_block(const struct forward *f, const struct block *b, int64_t row, int64_t n, int64_t head,
                          float *lse, float *largest) {
-  const struct attention_layout *a = &f->layout;
+  float block_lse[ATTENTION_BLOCK], logit[ATTENTION_BLOCK];
+  normalise(&f->layout, b, block_lse, logit);
+  attention_store(f->out, &f->layout, row, n, attention_q_col(&f->layout, head), b->o, 1.0f);
   for (int64_t r = 0; r < n; r++) {
-    attention_store(f->out, a, row + r, 1, attention_q_col(a, head), b->o + r * a->ld, 1.0f / b->l[r]);
-    lse[r] = f32_fma(b->base[r], ATTENTION_LN_2, f32_log(b->l[r]));
-    float logit = b->m[r] * a->scale;
-    if (logit > *largest) *largest = logit;
+    lse[r] = block_lse[r];
+    if (logit[r] > *largest) *largest = logit[r];
   }
 }
 

@@ -1,0 +1,247 @@
+/* Arguments, and the commands check and prepare: exit codes and what they say. */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/test.h"
+#include "trainer/command.h"
+
+static struct error failure;
+
+/* ---- arguments ------------------------------------------------------------ */
+
+struct sample {
+  const char *first, *second, *text;
+  struct argument_list sets;
+  int64_t count;
+  double rate;
+  bool force;
+};
+
+#define AT(member) .offset = offsetof(struct sample, member)
+static const struct argument sample_rows[] = {
+    {.name = "FIRST", .type = ARGUMENT_WORD, AT(first), .help = "a thing"},
+    ARGUMENT_SETS(struct sample, sets),
+    {.name = "SECOND", .type = ARGUMENT_OPTIONAL_WORD, AT(second), .help = "another"},
+    {.name = "--text", .value = "TEXT", .type = ARGUMENT_TEXT, AT(text), .help = "words"},
+    {.name = "--count", .value = "N", .type = ARGUMENT_INTEGER, AT(count), .low = 1, .high = 10, .help = "how many"},
+    {.name = "--rate", .value = "R", .type = ARGUMENT_NUMBER, AT(rate), .help = "how fast"},
+    {.name = "--force", .type = ARGUMENT_FLAG, AT(force), .help = "at once"},
+    {0},
+};
+static const struct argument words_rows[] = {
+    {.name = "RUN", .type = ARGUMENT_WORDS, AT(sets), .help = "runs"},
+    {0},
+};
+
+static bool parse(const struct argument *rows, struct sample *s, const char *const *words) {
+  char *argv[32] = {"cmd"};
+  int argc = 1;
+  for (; words[argc - 1]; argc++) argv[argc] = (char *)words[argc - 1];
+  *s = (struct sample){.count = 7};
+  failure = (struct error){0};
+  return arguments_parse(rows, argc, argv, s, &failure);
+}
+#define PARSE(rows, s, ...) parse(rows, s, (const char *const[]){__VA_ARGS__, NULL})
+
+TEST(arguments) {
+  struct sample s;
+  CHECK(PARSE(sample_rows, &s, "a"));
+  CHECK_STR(s.first, "a");
+  CHECK(!s.second && !s.text && !s.force && s.sets.n == 0 && s.count == 7);
+  CHECK(PARSE(sample_rows, &s, "--set", "x=1", "a", "--force", "b", "--set=y=2", "--count", "10", "--rate=-1.5e-3", "--text", "-z"));
+  CHECK_STR(s.second, "b");
+  CHECK_STR(s.text, "-z");
+  CHECK_EQ_I64(s.sets.n, 2);
+  CHECK_STR(s.sets.item[0], "x=1");
+  CHECK_STR(s.sets.item[1], "y=2");
+  CHECK(s.force && s.count == 10 && s.rate == -1.5e-3);
+  CHECK(PARSE(sample_rows, &s, "--", "--force", "-"));
+  CHECK_STR(s.first, "--force");
+  CHECK_STR(s.second, "-");
+  CHECK(PARSE(words_rows, &s, "a", "b", "c"));
+  CHECK_EQ_I64(s.sets.n, 3);
+}
+
+TEST(arguments_refused) {
+  static const struct {
+    const char *words[5], *message;
+  } cases[] = {
+      {{NULL}, "cmd: FIRST is missing (a thing)"},
+      {{"a", "b", "c"}, "cmd: one argument too many: 'c'"},
+      {{"a", "--forse"}, "cmd: unknown flag '--forse'; did you mean --force?"},
+      {{"a", "--zzzzzzzz"}, "cmd: unknown flag '--zzzzzzzz'"},
+      {{"a", "-f"}, "cmd: unknown flag '-f'"},
+      {{"a", "--count"}, "cmd: --count wants a value (N)"},
+      {{"a", "--count", "0"}, "cmd: --count '0': an integer 1 .. 10 is wanted"},
+      {{"a", "--count=3x"}, "cmd: --count '3x': an integer 1 .. 10 is wanted"},
+      {{"a", "--count= 3"}, "cmd: --count ' 3': an integer 1 .. 10 is wanted"},
+      {{"a", "--count", "99999999999999999999"}, "cmd: --count '99999999999999999999': an integer"},
+      {{"a", "--rate", "nan"}, "cmd: --rate 'nan': a number is wanted"},
+      {{"a", "--rate", "1e999"}, "cmd: --rate '1e999': a number is wanted"},
+      {{"a", "--force=1"}, "cmd: --force takes no value"},
+      {{"a", "--text="}, "cmd: --text is empty"},
+      {{""}, "cmd: FIRST is empty"},
+  };
+  struct sample s;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    CHECK(!parse(sample_rows, &s, cases[i].words));
+    CHECK_EQ_I64(failure.code, ERROR_USAGE);
+    CHECK_STR(failure.hint, "`fp4d help cmd` shows what it takes");
+    if (strncmp(failure.message, cases[i].message, strlen(cases[i].message)) != 0)
+      FAIL("\"%s\", expected \"%s\"", failure.message, cases[i].message);
+  }
+  CHECK(!PARSE(words_rows, &s, "--"));
+  CHECK_STR(failure.message, "cmd: RUN is missing (runs)");
+  char *argv[600];
+  for (int i = 0; i < 600; i++) argv[i] = "--set=x";
+  CHECK(!arguments_parse(sample_rows, 600, argv, &s, &failure));
+  CHECK(strstr(failure.message, "more than 256 times --set"));
+}
+
+TEST(table) {
+  for (const struct command *c = commands; c->name; c++) {
+    CHECK(command_find(c->name) == c);
+    CHECK(c->summary && c->run && c->arguments);
+    for (const struct argument *a = c->arguments; a->name; a++) {
+      CHECK(a->help && a->help[0]);
+      bool flag = strncmp(a->name, "--", 2) == 0;
+      bool positional = a->type == ARGUMENT_WORD || a->type == ARGUMENT_OPTIONAL_WORD || a->type == ARGUMENT_WORDS;
+      CHECK(flag != positional);
+      CHECK((a->value != NULL) == (flag && a->type != ARGUMENT_FLAG));
+    }
+  }
+  CHECK(!command_find("nope"));
+  command_unknown("chekc", NULL, &failure);
+  CHECK_STR(failure.message, "unknown command 'chekc'; did you mean check?");
+  CHECK_EQ_I64(failure.code, ERROR_USAGE);
+}
+
+/* ---- commands ---------------------------------------------------------------- */
+
+static char text[20000]; /* what the last command printed, both streams */
+
+static int run(int (*command)(int, char **), const char *const *words) {
+  char *argv[32] = {"cmd"};
+  int argc = 1;
+  for (; words[argc - 1]; argc++) argv[argc] = (char *)words[argc - 1];
+  fflush(stdout);
+  int out = dup(1), err = dup(2), file = open("output", O_RDWR | O_CREAT | O_TRUNC, 0600);
+  if (out < 0 || err < 0 || file < 0) return -1;
+  dup2(file, 1);
+  dup2(file, 2);
+  int code = command(argc, argv);
+  fflush(stdout);
+  dup2(out, 1);
+  dup2(err, 2);
+  ssize_t n = pread(file, text, sizeof text - 1, 0);
+  text[n > 0 ? n : 0] = 0;
+  close(out);
+  close(err);
+  close(file);
+  return code;
+}
+#define COMMAND(command, ...) run(command, (const char *const[]){__VA_ARGS__, NULL})
+
+static bool said(const char *what) {
+  if (strstr(text, what)) return true;
+  printf("# said:\n%s", text);
+  return false;
+}
+
+static void put(const char *path, const char *content) {
+  if (!file_publish(path, content, strlen(content), ERROR_SYSTEM, &failure)) FAIL("%s", failure.message);
+}
+
+TEST(prepare_and_check) {
+  char words[9000] = "";
+  for (int i = 0; i < 800; i++) strcat(words, "some text ");
+  CHECK(file_make_folder("corpus", ERROR_SYSTEM, &failure));
+  for (int i = 0; i < 6; i++) {
+    char name[32];
+    snprintf(name, sizeof name, "corpus/%d.txt", i);
+    words[0] = (char)('a' + i);
+    put(name, words);
+  }
+  put("run.yaml", "model: {preset: tiny}\nroute: mxfp4-row-sr\n"
+                  "data: {sources: [corpus], train: made/t.tokens, validation: made/v.tokens, validation_fraction: 0.4}\n"
+                  "train: {updates: 10, seq_len: 64}\nvalidation: {samples: 4}\n");
+
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml"), ERROR_DATA);
+  CHECK(said("PROBLEM  train data  made/t.tokens does not exist (`fp4d prepare` makes it from data.sources)"));
+  CHECK(said("\n2 problems\n"));
+  CHECK(!file_exists("runs"));
+
+  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml"), 0);
+  CHECK(said("made/t.tokens: ") && said("made/v.tokens: "));
+  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml"), 0);
+  CHECK(said("nothing to do; --force makes them anew"));
+  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml", "--force"), 0);
+  CHECK(!strstr(text, "nothing to do"));
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml"), 0);
+  CHECK(said("ok       route       mxfp4-row-sr: backend cpu executes all of it") && said("all is well"));
+
+  CHECK(unlink("made/v.tokens") == 0);
+  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml"), ERROR_DATA);
+  CHECK(said("made/t.tokens exists and made/v.tokens does not (--force makes both anew)"));
+  put("made/v.tokens", "not a stream");
+  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml"), ERROR_DATA);
+  CHECK(said("made/v.tokens") && said("(--force makes it anew)"));
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml"), ERROR_DATA);
+  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml", "--force"), 0);
+
+  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml", "--set", "data.sources=", "--force"), ERROR_CONFIG);
+  CHECK(said("data.sources is empty"));
+  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml", "--set", "data.sources=no-such-folder", "--force"), ERROR_DATA);
+}
+
+TEST(check_problems) {
+  CHECK_EQ_I64(COMMAND(command_check, "absent.yaml"), ERROR_CONFIG);
+  CHECK_EQ_I64(COMMAND(command_check, NULL), ERROR_USAGE);
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "optimizer.lr=x", "--set", "nope=1"), ERROR_CONFIG);
+  CHECK(said("PROBLEM  config      --set optimizer.lr: 'x'") && said("2 problems"));
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "run.backend=sm999"), ERROR_DEVICE);
+  CHECK(said("PROBLEM  device"));
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "train.seq_len=65"), ERROR_CONFIG); /* 32 tokens a block */
+  CHECK(said("PROBLEM  route"));
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "validation.samples=100000"), ERROR_DATA);
+  CHECK(said("validation.samples is 100000"));
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "train.seq_len=1048576"), ERROR_DATA);
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "model.preset=llama3-8b", "--set", "run.ranks=64",
+                       "--set", "train.global_batch=64"), ERROR_SYSTEM);
+  CHECK(said("PROBLEM  memory      64 ranks of "));
+  put("file", "");
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "run.folder=file/x"), ERROR_CHECKPOINT);
+  CHECK(said("PROBLEM  folder"));
+  CHECK(file_make_folder("runs/run/checkpoints/step-00000003", ERROR_SYSTEM, &failure));
+  put("runs/run/checkpoints/step-00000003/manifest.json", "{");
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml"), ERROR_CHECKPOINT);
+  CHECK(said("PROBLEM  checkpoint"));
+}
+
+TEST(help) {
+  CHECK_EQ_I64(COMMAND(command_help, NULL), 0);
+  CHECK(said("fp4d check") && said("   75  preempted"));
+  CHECK_EQ_I64(COMMAND(command_help, "config"), 0);
+  CHECK(said("warmup_updates"));
+  CHECK_EQ_I64(COMMAND(command_help, "prepare"), 0);
+  CHECK(said("fp4d prepare CONFIG [--set key=value]... [--force]"));
+  CHECK_EQ_I64(COMMAND(command_help, "prepar"), ERROR_USAGE);
+  CHECK(said("did you mean prepare?"));
+}
+
+int main(void) {
+  char folder[64];
+  snprintf(folder, sizeof folder, "%s/fp4d-command-XXXXXX", P_tmpdir);
+  if (!mkdtemp(folder) || chdir(folder) != 0) return 1;
+  RUN(arguments);
+  RUN(arguments_refused);
+  RUN(table);
+  RUN(prepare_and_check);
+  RUN(check_problems);
+  RUN(help);
+  if (chdir("/") != 0 || !file_remove_tree(folder, ERROR_SYSTEM, &failure)) return 1;
+  return test_report();
+}
