@@ -320,6 +320,89 @@ TEST(embedding) {
   }
 }
 
+/* ---- emission ------------------------------------------------------------ */
+static struct operand packed(enum view view, enum rounding rounding, int64_t rows, int64_t cols) {
+  struct encoding e = {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_ENCODE, rounding, HADAMARD_NONE};
+  if (view == VIEW_COLUMN) { /* contracted over the source's rows */
+    int64_t swap = rows;
+    rows = cols, cols = swap;
+  }
+  struct operand o = {.encoding = e, .view = view, .rows = rows, .cols = cols};
+  o.codes = test_memory((size_t)operand_code_bytes(&e, rows, cols));
+  o.scales = test_memory((size_t)operand_scale_bytes(&e, rows, cols));
+  return o;
+}
+
+static bool packed_same(const struct operand *a, const struct operand *b) {
+  return memcmp(a->codes, b->codes, (size_t)operand_code_bytes(&a->encoding, a->rows, a->cols)) == 0 &&
+         memcmp(a->scales, b->scales, (size_t)operand_scale_bytes(&a->encoding, a->rows, a->cols)) == 0;
+}
+
+struct emitted {
+  struct operand row, column;
+  struct quantise_counts counts[2];
+  struct emission emission;
+};
+
+static struct emitted *emitted(enum rounding rounding, int64_t rows, int64_t cols) {
+  struct emitted *e = test_memory(sizeof *e);
+  e->row = packed(VIEW_ROW, rounding, rows, cols);
+  e->column = packed(VIEW_COLUMN, ROUND_NEAREST, rows, cols);
+  e->emission = (struct emission){.row = &e->row, .column = &e->column, .counts = e->counts};
+  e->emission.draw = (struct draw){.seed = 5, .update = 3, .first_sample = 9, .seq_len = 32, .layer = 2, .operand = 1};
+  return e;
+}
+
+/* `e` came without a plain result; quantising the plain one must give the same. */
+static void check_emitted(struct emitted *e, enum rounding rounding, const struct matrix *plain) {
+  struct emitted *want = emitted(rounding, plain->rows, plain->cols);
+  cpu_quantise(dev[0], &want->emission, plain);
+  CHECK(packed_same(&e->row, &want->row) && packed_same(&e->column, &want->column));
+  CHECK(memcmp(e->counts, want->counts, sizeof e->counts) == 0 && e->counts[0].elements == plain->rows * plain->cols);
+  struct emitted *both[] = {e, want};
+  for (int i = 0; i < 2; i++) {
+    free(both[i]->row.codes), free(both[i]->row.scales), free(both[i]->column.codes), free(both[i]->column.scales);
+    free(both[i]);
+  }
+}
+
+TEST(operands_are_those_of_the_rounded_result) {
+  enum { ROWS = 64, COLS = 96 };
+  struct norm_case f = norm_case(DTYPE_BF16, (struct shape){ROWS, COLS}, 21);
+  norm_run(dev[0], &f);
+  struct emitted *e = emitted(ROUND_NEAREST, ROWS, COLS);
+  cpu_add_rmsnorm_forward(dev[2], &e->emission, &f.residual_out, f.rstd, &f.residual, &f.delta, &f.gain, 1e-5f);
+  check_emitted(e, ROUND_NEAREST, &f.out);
+
+  struct matrix dy = test_random(DTYPE_BF16, ROWS, COLS, 22, 1.0), dx = test_matrix(DTYPE_BF16, ROWS, COLS);
+  float d_gain[COLS] = {0};
+  cpu_add_rmsnorm_backward(dev[0], &(struct emission){.plain = &dx}, d_gain, &dy, &f.delta, &f.residual_out, f.rstd,
+                           &f.gain);
+  e = emitted(ROUND_STOCHASTIC, ROWS, COLS);
+  cpu_add_rmsnorm_backward(dev[2], &e->emission, d_gain, &dy, &f.delta, &f.residual_out, f.rstd, &f.gain);
+  check_emitted(e, ROUND_STOCHASTIC, &dx);
+
+  struct matrix gate_up = test_random(DTYPE_BF16, ROWS, 2 * COLS, 23, 2.0), wide = test_matrix(DTYPE_BF16, ROWS, 2 * COLS);
+  cpu_swiglu_forward(dev[0], &(struct emission){.plain = &dx}, &gate_up);
+  e = emitted(ROUND_NEAREST, ROWS, COLS);
+  cpu_swiglu_forward(dev[1], &e->emission, &gate_up);
+  check_emitted(e, ROUND_NEAREST, &dx);
+  cpu_swiglu_backward(dev[0], &(struct emission){.plain = &wide}, &dy, &gate_up);
+  e = emitted(ROUND_STOCHASTIC, ROWS, 2 * COLS);
+  cpu_swiglu_backward(dev[2], &e->emission, &dy, &gate_up);
+  check_emitted(e, ROUND_STOCHASTIC, &wide);
+
+  struct attention_shape s = {2, 32, 2, 2, 32};
+  static float table[32 * 32];
+  rope_table(table, 32, 32, 10000.0, NULL);
+  cpu_rope_backward(dev[0], &(struct emission){.plain = &wide}, &gate_up, table, &s);
+  e = emitted(ROUND_STOCHASTIC, ROWS, 2 * COLS);
+  cpu_rope_backward(dev[1], &e->emission, &gate_up, table, &s);
+  check_emitted(e, ROUND_STOCHASTIC, &wide);
+  drop(dy), drop(dx), drop(gate_up), drop(wide);
+  norm_drop(&f);
+}
+
 /* ---- bits ---------------------------------------------------------------- */
 TEST(bits_are_fixed) {
   static const uint64_t expected[2][4] = {
@@ -365,6 +448,7 @@ int main(void) {
   RUN(swiglu_extremes);
   RUN(rope);
   RUN(embedding);
+  RUN(operands_are_those_of_the_rounded_result);
   RUN(bits_are_fixed);
   for (int k = 0; k < 3; k++) test_device_close(dev[k]);
   return test_report();

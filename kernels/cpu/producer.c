@@ -39,8 +39,10 @@ static void run_strip(void *context, int64_t index, int worker) {
   char *emission = base + r->layout.counts + r->layout.values + r->layout.rows;
   int64_t first = index * CPU_STRIP;
   int64_t n = p->rows - first < CPU_STRIP ? p->rows - first : CPU_STRIP;
-  p->strip(p->op, first, n, values, rows, (float *)(void *)r->scratch);
-  cpu_round(values, p->type, n * p->cols);
+  for (int64_t i = 0; i < n; i++) {
+    p->compute(p->op, first + i, values + i * p->cols, rows, (float *)(void *)r->scratch);
+    cpu_round(values + i * p->cols, p->type, p->cols);
+  }
   cpu_emit_strip(p->out, p->rows, p->cols, first, n, values, p->out->counts ? counts : NULL, emission);
 }
 
@@ -78,8 +80,8 @@ int64_t cpu_producer_scratch_bytes(const struct extent *x, int threads) {
   const struct attention_shape *a = &x->attention;
   int64_t qkv = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
   int64_t cols = largest(largest(x->hidden_size, 2 * x->ffn_size), qkv);
-  int64_t gain_sums = ceil_div(x->tokens, CPU_STRIP) * x->hidden_size;
-  struct layout l = lay_out(cols, ROWS_OF_SCRATCH * cols, gain_sums);
+  int64_t gain_and_sums = (1 + ceil_div(x->tokens, CPU_STRIP)) * x->hidden_size;
+  struct layout l = lay_out(cols, ROWS_OF_SCRATCH * cols, gain_and_sums);
   int64_t produce = l.shared + threads * worker_bytes(&l);
   int64_t quantise = threads * round_up(cpu_emit_scratch_bytes(largest(cols, x->vocab_size)), ALIGN);
   return largest(largest(produce, quantise), LONGSUM_SCRATCH_BYTES);

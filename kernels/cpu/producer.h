@@ -1,7 +1,8 @@
-/* How a producer runs on the CPU: strips of rows, computed in FP32, emitted.
+/* How a producer runs on the CPU: rows computed in FP32 and rounded while they
+ * are in the nearest cache, emitted strip by strip.
  *
  * Scratch, from the device's beginning:
- *   shared   what all strips write together (column sums)
+ *   shared   what all strips read or write together (gains, column sums)
  *   then for each worker:
  *   counts   two struct quantise_counts
  *   values   the strip, [CPU_STRIP][cols] FP32
@@ -17,9 +18,9 @@ struct producer {
   const struct emission *out;
   enum dtype type;    /* activation type: values are rounded to it, then emitted */
   int64_t rows, cols; /* of the result */
-  /* Computes rows [first, first + rows) of the result into values[rows][cols].
-   * `scratch` has `row_floats` floats of the worker, `shared` the shared part. */
-  void (*strip)(const void *op, int64_t first, int64_t rows, float *values, float *scratch, float *shared);
+  /* Computes row `row` of the result into values[cols]; a strip's rows come
+   * ascending.  `scratch` has `row_floats` floats of the worker. */
+  void (*compute)(const void *op, int64_t row, float *values, float *scratch, float *shared);
   const void *op;
   int64_t row_floats, shared_floats;
 };
@@ -27,7 +28,7 @@ struct producer {
 /* Runs all strips; out->counts (if any) is added to. */
 void cpu_produce(struct device *d, const struct producer *p);
 
-/* The shared part of the last cpu_produce. */
+/* The shared part: what stands there before cpu_produce is there in it and after. */
 float *cpu_producer_shared(struct device *d);
 
 #endif

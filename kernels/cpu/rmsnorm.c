@@ -28,48 +28,50 @@ static void normalise_row(float *restrict x, const float *restrict gain, float r
   for (int64_t i = 0; i < n; i++) x[i] = (x[i] * rstd) * gain[i];
 }
 
+/* The gain stands first in the shared part of the scratch, in FP32. */
+static void load_gain(struct device *d, const struct matrix *gain, int64_t n) {
+  CPU_REQUIRE(gain->rows * gain->cols == n, "the gain does not have the rows' length");
+  CPU_REQUIRE(n * (int64_t)sizeof(float) <= cpu_of(d)->scratch_bytes, "scratch is too small");
+  cpu_load(cpu_producer_shared(d), gain, 0, n);
+}
+
 struct forward {
   struct matrix *residual_out;
   float *rstd;
-  const struct matrix *residual, *delta, *gain;
+  const struct matrix *residual, *delta;
   float eps;
 };
 
-static void forward_strip(const void *op, int64_t first, int64_t rows, float *values, float *scratch, float *shared) {
-  (void)shared;
+static void forward_row(const void *op, int64_t row, float *x, float *delta, float *gain) {
   const struct forward *f = op;
   int64_t n = f->residual->cols;
-  float *gain = scratch, *delta = scratch + n;
-  cpu_load(gain, f->gain, 0, n);
-  for (int64_t r = 0; r < rows; r++) {
-    int64_t row = first + r;
-    float *x = values + r * n;
-    cpu_load(x, f->residual, row * n, n);
-    if (f->delta) {
-      cpu_load(delta, f->delta, row * n, n);
-      add_row(x, delta, n);
-      cpu_round(x, f->residual->dtype, n);
-      cpu_store(f->residual_out, row * n, x, n);
-    }
-    float mean = cpu_reduce_dot(x, x, n) / (float)n;
-    float rstd = 1.0f / f32_sqrt(mean + f->eps);
-    f->rstd[row] = rstd;
-    normalise_row(x, gain, rstd, n);
+  cpu_load(x, f->residual, row * n, n);
+  if (f->delta) {
+    cpu_load(delta, f->delta, row * n, n);
+    add_row(x, delta, n);
+    cpu_round(x, f->residual->dtype, n);
+    cpu_store(f->residual_out, row * n, x, n);
   }
+  float mean = cpu_reduce_dot(x, x, n) / (float)n;
+  float rstd = 1.0f / f32_sqrt(mean + f->eps);
+  f->rstd[row] = rstd;
+  normalise_row(x, gain, rstd, n);
 }
 
 void cpu_add_rmsnorm_forward(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
                              const struct matrix *residual, const struct matrix *delta, const struct matrix *gain,
                              float eps) {
   CPU_REQUIRE(!delta || (residual_out && residual_out->dtype == residual->dtype), "residual_out is not of residual's type");
-  struct forward f = {residual_out, rstd, residual, delta, gain, eps};
+  struct forward f = {residual_out, rstd, residual, delta, eps};
+  load_gain(d, gain, residual->cols);
   cpu_produce(d, &(struct producer){.out = out,
                                     .type = residual->dtype,
                                     .rows = residual->rows,
                                     .cols = residual->cols,
-                                    .strip = forward_strip,
+                                    .compute = forward_row,
                                     .op = &f,
-                                    .row_floats = 2 * residual->cols});
+                                    .row_floats = residual->cols,
+                                    .shared_floats = residual->cols});
 }
 
 CPU_CLONES
@@ -87,29 +89,25 @@ static void differentiate_row(float *restrict t, float *restrict d_gain, const f
 }
 
 struct backward {
-  const struct matrix *dy, *d_above, *residual, *gain;
+  const struct matrix *dy, *d_above, *residual;
   const float *rstd;
 };
 
-static void backward_strip(const void *op, int64_t first, int64_t rows, float *values, float *scratch, float *shared) {
+/* Shared: the gain, then one partial d_gain a strip. */
+static void backward_row(const void *op, int64_t row, float *t, float *scratch, float *shared) {
   const struct backward *b = op;
   int64_t n = b->dy->cols;
-  float *gain = scratch, *dy = scratch + n, *x = scratch + 2 * n, *above = dy;
-  float *d_gain = shared + first / CPU_STRIP * n;
-  cpu_load(gain, b->gain, 0, n);
-  memset(d_gain, 0, (size_t)n * sizeof *d_gain);
-  for (int64_t r = 0; r < rows; r++) {
-    int64_t row = first + r;
-    float *t = values + r * n, rstd = b->rstd[row];
-    cpu_load(dy, b->dy, row * n, n);
-    cpu_load(x, b->residual, row * n, n);
-    scale_row(t, dy, gain, n);
-    float c = cpu_reduce_dot(t, x, n) / (float)n * rstd * rstd;
-    differentiate_row(t, d_gain, dy, x, rstd, c, n);
-    if (b->d_above) {
-      cpu_load(above, b->d_above, row * n, n);
-      add_row(t, above, n);
-    }
+  float *dy = scratch, *x = scratch + n, *above = dy;
+  float *d_gain = shared + (1 + row / CPU_STRIP) * n, rstd = b->rstd[row];
+  if (row % CPU_STRIP == 0) memset(d_gain, 0, (size_t)n * sizeof *d_gain);
+  cpu_load(dy, b->dy, row * n, n);
+  cpu_load(x, b->residual, row * n, n);
+  scale_row(t, dy, shared, n);
+  float c = cpu_reduce_dot(t, x, n) / (float)n * rstd * rstd;
+  differentiate_row(t, d_gain, dy, x, rstd, c, n);
+  if (b->d_above) {
+    cpu_load(above, b->d_above, row * n, n);
+    add_row(t, above, n);
   }
 }
 
@@ -132,16 +130,17 @@ static void sum_gain(void *context, int64_t index, int worker) {
 void cpu_add_rmsnorm_backward(struct device *d, const struct emission *out, float *d_gain, const struct matrix *dy,
                               const struct matrix *d_above, const struct matrix *residual, const float *rstd,
                               const struct matrix *gain) {
-  struct backward b = {dy, d_above, residual, gain, rstd};
-  int64_t strips = ceil_div(dy->rows, CPU_STRIP);
+  struct backward b = {dy, d_above, residual, rstd};
+  int64_t n = dy->cols, strips = ceil_div(dy->rows, CPU_STRIP);
+  load_gain(d, gain, n);
   cpu_produce(d, &(struct producer){.out = out,
                                     .type = dy->dtype,
                                     .rows = dy->rows,
-                                    .cols = dy->cols,
-                                    .strip = backward_strip,
+                                    .cols = n,
+                                    .compute = backward_row,
                                     .op = &b,
-                                    .row_floats = 3 * dy->cols,
-                                    .shared_floats = strips * dy->cols});
-  struct gain_sum s = {d_gain, cpu_producer_shared(d), strips, dy->cols};
-  threads_run(cpu_of(d)->threads, ceil_div(dy->cols, GAIN_COLUMNS), sum_gain, &s);
+                                    .row_floats = 2 * n,
+                                    .shared_floats = (1 + strips) * n});
+  struct gain_sum s = {d_gain, cpu_producer_shared(d) + n, strips, n};
+  threads_run(cpu_of(d)->threads, ceil_div(n, GAIN_COLUMNS), sum_gain, &s);
 }

@@ -24,17 +24,15 @@ struct rotation {
   float direction; /* 1 forward, -1 inverse */
 };
 
-static void rotate_strip(const void *op, int64_t first, int64_t rows, float *values, float *scratch, float *shared) {
+static void rotate_row(const void *op, int64_t row, float *values, float *scratch, float *shared) {
   (void)scratch, (void)shared;
   const struct rotation *r = op;
   const struct attention_shape *s = r->shape;
   int64_t cols = r->x->cols;
-  cpu_load(values, r->x, first * cols, rows * cols);
-  for (int64_t i = 0; i < rows; i++) {
-    const float *cos_sin = r->cos_sin + (first + i) % s->seq_len * s->head_dim;
-    for (int64_t h = 0; h < s->n_heads + s->n_kv_heads; h++)
-      rotate_head(values + i * cols + h * s->head_dim, cos_sin, r->direction, s->head_dim / 2);
-  }
+  cpu_load(values, r->x, row * cols, cols);
+  const float *cos_sin = r->cos_sin + row % s->seq_len * s->head_dim;
+  for (int64_t h = 0; h < s->n_heads + s->n_kv_heads; h++)
+    rotate_head(values + h * s->head_dim, cos_sin, r->direction, s->head_dim / 2);
 }
 
 static void rotate(struct device *d, const struct emission *out, const struct rotation *r) {
@@ -45,7 +43,7 @@ static void rotate(struct device *d, const struct emission *out, const struct ro
                                     .type = r->x->dtype,
                                     .rows = r->x->rows,
                                     .cols = r->x->cols,
-                                    .strip = rotate_strip,
+                                    .compute = rotate_row,
                                     .op = r});
 }
 

@@ -22,14 +22,12 @@ static void differentiate_row(float *restrict d_gate, float *restrict d_up, cons
   }
 }
 
-static void forward_strip(const void *op, int64_t first, int64_t rows, float *values, float *scratch, float *shared) {
+static void forward_row(const void *op, int64_t row, float *out, float *gate, float *shared) {
   (void)shared;
   const struct matrix *gate_up = op;
   int64_t n = gate_up->cols / 2;
-  for (int64_t r = 0; r < rows; r++) {
-    cpu_load(scratch, gate_up, (first + r) * 2 * n, 2 * n);
-    gate_row(values + r * n, scratch, scratch + n, n);
-  }
+  cpu_load(gate, gate_up, row * 2 * n, 2 * n);
+  gate_row(out, gate, gate + n, n);
 }
 
 void cpu_swiglu_forward(struct device *d, const struct emission *out, const struct matrix *gate_up) {
@@ -37,7 +35,7 @@ void cpu_swiglu_forward(struct device *d, const struct emission *out, const stru
                                     .type = gate_up->dtype,
                                     .rows = gate_up->rows,
                                     .cols = gate_up->cols / 2,
-                                    .strip = forward_strip,
+                                    .compute = forward_row,
                                     .op = gate_up,
                                     .row_floats = gate_up->cols});
 }
@@ -46,17 +44,14 @@ struct backward {
   const struct matrix *d_act, *gate_up;
 };
 
-static void backward_strip(const void *op, int64_t first, int64_t rows, float *values, float *scratch, float *shared) {
+static void backward_row(const void *op, int64_t row, float *d_gate_up, float *scratch, float *shared) {
   (void)shared;
   const struct backward *b = op;
   int64_t n = b->d_act->cols;
   float *d_act = scratch, *gate = scratch + n, *up = gate + n;
-  for (int64_t r = 0; r < rows; r++) {
-    int64_t row = first + r;
-    cpu_load(d_act, b->d_act, row * n, n);
-    cpu_load(gate, b->gate_up, row * 2 * n, 2 * n);
-    differentiate_row(values + r * 2 * n, values + r * 2 * n + n, d_act, gate, up, n);
-  }
+  cpu_load(d_act, b->d_act, row * n, n);
+  cpu_load(gate, b->gate_up, row * 2 * n, 2 * n);
+  differentiate_row(d_gate_up, d_gate_up + n, d_act, gate, up, n);
 }
 
 void cpu_swiglu_backward(struct device *d, const struct emission *out, const struct matrix *d_act,
@@ -67,7 +62,7 @@ void cpu_swiglu_backward(struct device *d, const struct emission *out, const str
                                     .type = d_act->dtype,
                                     .rows = gate_up->rows,
                                     .cols = gate_up->cols,
-                                    .strip = backward_strip,
+                                    .compute = backward_row,
                                     .op = &b,
                                     .row_floats = 3 * d_act->cols});
 }
