@@ -1,4 +1,6 @@
 /* The tables as text for a terminal and as docs/config.md. */
+#include <string.h>
+
 #include "trainer/options.h"
 
 static void default_text(const struct option *o, char *text, size_t size, bool markdown) {
