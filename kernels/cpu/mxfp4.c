@@ -1,12 +1,16 @@
 /* MXFP4 group quantisers.
  *
- * The loops work on BF16 bits in 16-bit lanes: with r = bits(|z|) - (b << 7),
- * the code of 6 z / s is the number of thresholds m/6 (m = .25 .75 1.25 1.75
- * 2.5 3.5 5, the midpoints of E2M1) that |z| / s reaches, and on the BF16
- * lattice "reaches" is one integer comparison of r.  Of the seven only .75/6
- * = 1/8 lies on that lattice: the one tie, and it goes up to the even code 2.
- * Groups with b < PLAIN_BYTE, whose thresholds or coefficient would leave the
- * normal range, are encoded element by element by kernels/formats.h.
+ * The loops work on BF16 bits.  Nearest, in 16-bit lanes: let r = bits(|z|) -
+ * (b << 7), so r + bits(1) are the bits of |z| / s.  Code k begins where 6|z|/s
+ * passes a midpoint of E2M1, that is where |z|/s passes 1/24, 1/8, 5/24, 7/24,
+ * 5/12, 7/12, 5/6.  From the third on these lie at 7/6 and 5/3 of a power of
+ * two, 22 and 86 units of BF16's 128 an octave: evenly spaced, so a shift
+ * counts them.  Of all seven only 1/8 is itself a BF16 value: the one tie, and
+ * it goes up to the even code 2.
+ *
+ * Groups with a byte outside LOW..HIGH, whose thresholds or coefficient would
+ * leave the normal range or which may hold a NaN or clip for want of a larger
+ * byte, are encoded element by element by kernels/formats.h.
  */
 #include "kernels/cpu/mxfp4.h"
 
@@ -18,16 +22,13 @@
 enum {
   GROUP = 32,
   CHUNK_GROUPS = MXFP4_CHUNK / GROUP,
-  PLAIN_BYTE = 20,
-  /* the first BF16 value that counts, as bits, less the bits of 1 */
-  REACH_1 = 0x3D2B - 0x3F80, /* above 1/24 */
-  REACH_2 = 0x3E00 - 0x3F80, /* 1/8 */
-  REACH_3 = 0x3E56 - 0x3F80, /* above 5/24 */
-  REACH_4 = 0x3E96 - 0x3F80, /* above 7/24 */
-  REACH_5 = 0x3ED6 - 0x3F80, /* above 5/12 */
-  REACH_6 = 0x3F16 - 0x3F80, /* above 7/12 */
-  REACH_7 = 0x3F56 - 0x3F80, /* above 5/6 */
-  BITS_ONE = 0x3F80
+  LOW = 20,
+  HIGH = 253,
+  BITS_ONE = 0x3F80,
+  REACH_1 = 0x3D2B - BITS_ONE, /* the first BF16 value above 1/24 */
+  REACH_2 = 0x3E00 - BITS_ONE, /* 1/8 */
+  OCTAVE = 128,
+  REACH_7 = 86 - OCTAVE /* the first above 5/6; 7/12, 5/12, 7/24 are 64 further down each */
 };
 
 /* What was counted over a piece, per lane: at most 256 a lane and piece. */
@@ -37,25 +38,20 @@ struct lanes {
 
 INLINE uint16_t magnitude(uint16_t z) { return z & 0x7FFF; }
 
-/* Thresholds reached: the magnitude's code.  scale_bits = b << 7. */
+/* Whether the byte is for the loops. */
+INLINE bool common(uint32_t byte) { return byte >= LOW && byte <= HIGH; }
+
+/* The magnitude's code; scale_bits = b << 7. */
 INLINE uint16_t code_magnitude(uint16_t a, uint16_t scale_bits) {
   int16_t r = (int16_t)(a - scale_bits);
-  int16_t n = 0;
-  n = (int16_t)(n + (r >= REACH_1));
-  n = (int16_t)(n + (r >= REACH_2));
-  n = (int16_t)(n + (r >= REACH_3));
-  n = (int16_t)(n + (r >= REACH_4));
-  n = (int16_t)(n + (r >= REACH_5));
-  n = (int16_t)(n + (r >= REACH_6));
-  n = (int16_t)(n + (r >= REACH_7));
-  return (uint16_t)n;
+  int16_t small = (int16_t)((r >= REACH_1) + (r >= REACH_2));
+  int16_t large = (int16_t)((int16_t)(r - REACH_7 + 7 * OCTAVE / 2) >> 6);
+  large = large > 7 ? 7 : large;
+  return (uint16_t)(large > small ? large : small);
 }
 
-/* Bit 3 for negative values; a NaN counts as positive. */
-INLINE uint16_t code_sign(uint16_t z) {
-  uint16_t mask = (uint16_t)(magnitude(z) > 0x7F80 ? 0 : 8);
-  return (uint16_t)((z >> 12) & mask);
-}
+/* One that is not zero got code 0. */
+INLINE uint16_t underflow(uint16_t a, uint16_t code) { return (uint16_t)((a != 0) & ((code & 7) == 0)); }
 
 /* Codes of a row's piece, one in 16 bits; as pairs they pack two a byte. */
 union codes {
@@ -112,25 +108,29 @@ INLINE void encode_group_nearest(uint16_t *restrict code, const uint16_t *restri
   for (int i = 0; i < GROUP; i++) {
     uint16_t a = magnitude(z[i]);
     uint16_t n = code_magnitude(a, scale_bits);
-    code[i] = (uint16_t)(n | code_sign(z[i]));
-    lanes->underflowed[i] = (uint16_t)(lanes->underflowed[i] + ((a != 0) & ((int16_t)(a - scale_bits) < REACH_1)));
+    code[i] = (uint16_t)(n | (z[i] >> 12 & 8));
+    lanes->underflowed[i] = (uint16_t)(lanes->underflowed[i] + underflow(a, n));
   }
 }
 
-/* With t = 6 |z| / s and x = floor(t 2^17): steps of 1/2 below 2, of 1 below
- * 4, of 2 above; the field is added at the top of what goes. */
+/* With t = 6|z|/s: below 2 the steps are 1/2, and the sum of floor(t 2^17) and
+ * the field has the code on top; from 2 on the sum of t's bits and the field at
+ * the top of the 22 that go has it.  There the first is the larger of the two,
+ * and below 2 it is at most 4. */
 INLINE void encode_group_stochastic(uint16_t *restrict code, const uint16_t *restrict z, uint32_t byte,
                                     const uint16_t *restrict field, struct lanes *restrict lanes) {
-  const float coefficient = f32_from_bits((256u + 17u - byte) << 23 | 0x400000u);
-  const float six = 6.0f * 131072.0f;
+  const float coefficient = f32_from_bits((256u + 17u - byte) << 23 | 0x400000u); /* 6/s 2^17 */
   for (int i = 0; i < GROUP; i++) {
     uint32_t a = magnitude(z[i]);
     float t = f32_from_bits(a << 16) * coefficient;
-    int32_t x = (int32_t)(t < six ? t : six); /* a NaN gives six */
-    int32_t shift = (x >= 1 << 18) + (x >= 1 << 19);
-    int32_t n = (((x >> shift) + field[i]) >> 16) + (shift << 1);
-    code[i] = (uint16_t)((uint16_t)n | code_sign(z[i]));
-    lanes->underflowed[i] = (uint16_t)(lanes->underflowed[i] + ((a != 0) & (n == 0)));
+    int32_t fixed = ((int32_t)t + field[i]) >> 16;
+    int32_t floating = (int32_t)((f32_bits(t) + ((uint32_t)field[i] << 6)) >> 22) - 2 * (126 + 17);
+    floating = floating < 4 ? 4 : floating;
+    code[i] = (uint16_t)(fixed < floating ? fixed : floating);
+  }
+  for (int i = 0; i < GROUP; i++) {
+    lanes->underflowed[i] = (uint16_t)(lanes->underflowed[i] + underflow(magnitude(z[i]), code[i]));
+    code[i] = (uint16_t)(code[i] | (z[i] >> 12 & 8));
   }
 }
 
@@ -210,18 +210,18 @@ CPU_CLONES static void quantise_rows(const struct operand *row, const struct mxf
       uint16_t amax = amax_of_group(z);
       uint32_t b = given ? given[g] : mxfp4_scale_encode(amax);
       byte[g] = (uint8_t)b;
-      if (b >= PLAIN_BYTE) {
+      if (common(b)) {
         if (draw)
           encode_group_stochastic(code, z, b, field + g * GROUP, &lanes);
         else
           encode_group_nearest(code, z, b, &lanes);
-        if (amax > b << 7) counts->saturated += count_above(z, b);
       } else if (b > 0) {
         counts->underflowed += encode_plainly(code, z, 1, b, draw ? field + g * GROUP : NULL);
       } else {
         memset(code, 0, GROUP * sizeof *code);
         counts->zero_blocks++;
       }
+      if (amax > b << 7) counts->saturated += count_above(z, b);
     }
     pack_nibbles(row_codes(row, p, r), &codes, p->cols);
     store_row_scales(row, p, r, byte);
@@ -242,15 +242,10 @@ INLINE void amax_of_columns(uint16_t amax[GROUP], const uint16_t *z, int64_t str
 }
 
 INLINE uint16_t column_code(uint16_t z, uint16_t scale_bits, uint16_t sign_mask) {
-  return (uint16_t)(code_magnitude(magnitude(z), scale_bits) | (code_sign(z) & sign_mask));
+  return (uint16_t)(code_magnitude(magnitude(z), scale_bits) | (z >> 12 & sign_mask));
 }
 
-INLINE uint16_t column_underflow(uint16_t z, uint16_t scale_bits) {
-  return (uint16_t)((magnitude(z) != 0) & ((int16_t)(magnitude(z) - scale_bits) < REACH_1));
-}
-
-/* 32 columns of 32 rows, nearest, each with its own byte (0 or at least
- * PLAIN_BYTE); the 16 bytes of column c go to out + c * row_bytes. */
+/* 32 columns of 32 rows, nearest, each with its own byte (0 or a common one); the 16 bytes of column c go to out + c * row_bytes. */
 INLINE void encode_columns(uint8_t *out, int64_t row_bytes, const uint16_t *restrict z, int64_t stride,
                            const uint8_t byte[GROUP], struct lanes *restrict lanes) {
   uint16_t scale_bits[GROUP], sign_mask[GROUP];
@@ -263,11 +258,12 @@ INLINE void encode_columns(uint8_t *out, int64_t row_bytes, const uint16_t *rest
     const uint16_t *z0 = z + 4 * k * stride, *z1 = z0 + stride, *z2 = z1 + stride, *z3 = z2 + stride;
     for (int c = 0; c < GROUP; c++) {
       uint16_t s = scale_bits[c], m = sign_mask[c];
-      quad[k][c] = (uint16_t)(column_code(z0[c], s, m) | column_code(z1[c], s, m) << 4 |
-                              column_code(z2[c], s, m) << 8 | column_code(z3[c], s, m) << 12);
+      uint16_t q0 = column_code(z0[c], s, m), q1 = column_code(z1[c], s, m);
+      uint16_t q2 = column_code(z2[c], s, m), q3 = column_code(z3[c], s, m);
+      quad[k][c] = (uint16_t)(q0 | q1 << 4 | q2 << 8 | q3 << 12);
       lanes->underflowed[c] =
-          (uint16_t)(lanes->underflowed[c] + column_underflow(z0[c], s) + column_underflow(z1[c], s) +
-                     column_underflow(z2[c], s) + column_underflow(z3[c], s));
+          (uint16_t)(lanes->underflowed[c] + underflow(magnitude(z0[c]), q0) + underflow(magnitude(z1[c]), q1) +
+                     underflow(magnitude(z2[c]), q2) + underflow(magnitude(z3[c]), q3));
     }
   }
   uint16_t turned[GROUP][8];
@@ -276,11 +272,10 @@ INLINE void encode_columns(uint8_t *out, int64_t row_bytes, const uint16_t *rest
   for (int c = 0; c < GROUP; c++) memcpy(out + c * row_bytes, turned[c], sizeof turned[c]);
 }
 
-/* Some byte is in 1..PLAIN_BYTE-1. */
-INLINE bool any_small(const uint8_t byte[GROUP]) {
-  int small = 0;
-  for (int c = 0; c < GROUP; c++) small |= (byte[c] != 0) & (byte[c] < PLAIN_BYTE);
-  return small != 0;
+INLINE bool any_uncommon(const uint8_t byte[GROUP]) {
+  int any = 0;
+  for (int c = 0; c < GROUP; c++) any |= (byte[c] != 0) & !common(byte[c]);
+  return any != 0;
 }
 
 /* The same by the definition. */
@@ -324,7 +319,7 @@ CPU_CLONES static void quantise_columns(const struct operand *column, const stru
       above |= amax[c] > b << 7;
       zero += b == 0;
     }
-    if (any_small(byte))
+    if (any_uncommon(byte))
       counts->underflowed += encode_columns_plainly(out, p->source_rows / 2, z, p->stride, byte);
     else
       encode_columns(out, p->source_rows / 2, z, p->stride, byte, &lanes);
