@@ -1,4 +1,5 @@
 /* Cross-entropy, AdamW and the measures of a matrix, against literal models in double. */
+#include "kernels/cpu/longsum.h"
 #include "kernels/elementary.h"
 #include "kernels/reduce.h"
 #include "tests/cpu_device.h"
@@ -308,6 +309,26 @@ TEST(measure) {
   free(x.data);
 }
 
+static void weigh_chunk(const void *op, int64_t first, int64_t n, struct longsum_part *part) {
+  part->sum[0] = (double)n;
+  part->sum[1] = *(const double *)op * (double)(first / REDUCE_CHUNK % 1000 + 1);
+  part->count = first % REDUCE_CHUNK == 0;
+  part->largest = (uint32_t)(first / REDUCE_CHUNK);
+}
+
+TEST(long_sums_go_on_in_waves) {
+  const int64_t n = 3000000005; /* no memory of that size is touched */
+  const double step = 0.1;
+  double want = 0.0; /* in chunk order */
+  for (int64_t c = 0; c < n / REDUCE_CHUNK + 1; c++) want += step * (double)(c % 1000 + 1);
+  for (int k = 0; k < 3; k++) {
+    struct longsum_part total = cpu_longsum(dev[k], n, &step, weigh_chunk);
+    CHECK(total.sum[0] == (double)n && total.sum[1] == want);
+    CHECK_EQ_I64(total.count, n / REDUCE_CHUNK + 1);
+    CHECK_EQ_I64(total.largest, n / REDUCE_CHUNK);
+  }
+}
+
 TEST(bits_are_fixed) {
   struct matrix x = test_random(DTYPE_F32, 5, 2500, 77, 6.0), d = test_matrix(DTYPE_F32, 5, 2500);
   static const int32_t targets[5] = {0, 2499, -1, 77, 1024};
@@ -342,6 +363,7 @@ int main(void) {
   RUN(stochastic_rounding_draws_the_contract);
   RUN(stochastic_rounding_is_unbiased);
   RUN(measure);
+  RUN(long_sums_go_on_in_waves);
   RUN(bits_are_fixed);
   for (int k = 0; k < 3; k++) test_device_close(dev[k]);
   return test_report();
