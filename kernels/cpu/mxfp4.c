@@ -136,36 +136,69 @@ INLINE void encode_group_stochastic(uint16_t *restrict code, const uint16_t *res
 
 /* ---- random fields --------------------------------------------------------- */
 
-/* Fields of `calls` Philox calls that follow `first`: philox4x32_10 written
- * out, so that many calls run side by side. */
-INLINE void draw_fields(uint16_t *restrict field, int64_t calls, uint64_t key, const struct philox_block *first) {
-  uint32_t word[MXFP4_CHUNK / 4];
+/* The fields of a row's piece in element order; a pair is a half of a random
+ * word with the same half reversed above it. */
+union fields {
+  uint16_t field[MXFP4_CHUNK];
+  uint32_t pair[MXFP4_CHUNK / 2];
+};
+
+/* stochastic_fields of many words at once. */
+INLINE void spread_fields(union fields *restrict fields, const uint32_t *restrict word, int64_t words) {
+  for (int64_t i = 0; i < words; i++) {
+    uint32_t w = word[i], v = w;
+    v = (v >> 1 & 0x55555555u) | (v & 0x55555555u) << 1;
+    v = (v >> 2 & 0x33333333u) | (v & 0x33333333u) << 2;
+    v = (v >> 4 & 0x0F0F0F0Fu) | (v & 0x0F0F0F0Fu) << 4;
+    fields->pair[2 * i] = (w & 0xFFu) | (w >> 8 & 0xFF00u) | v << 24 | (v & 0xFF0000u);
+    fields->pair[2 * i + 1] = (w >> 8 & 0xFFu) | (w >> 16 & 0xFF00u) | (v & 0xFF00u) << 16 | (v >> 8 & 0xFF0000u);
+  }
+}
+
+INLINE struct philox_block first_call(const struct mxfp4_piece *p, int64_t r, const struct draw *draw) {
+  int64_t sample = r / draw->seq_len, position = r % draw->seq_len;
+  return philox_counter(draw->update, draw->first_sample + (uint64_t)sample, draw->layer, draw->operand,
+                        (uint32_t)((position * p->source_cols + p->first_col) / 16));
+}
+
+/* Fields of the piece's rows r and r + 1: philox4x32_10 written out, so that
+ * calls run side by side in lanes, and those of the two rows between each other
+ * (a chain of 20 products waits on each). */
+INLINE void draw_fields(union fields fields[restrict 2], const struct mxfp4_piece *p, int64_t r,
+                        const struct draw *draw) {
+  const struct philox_block f = first_call(p, r, draw), g = first_call(p, r + 1, draw);
+  uint32_t word[2][MXFP4_CHUNK / 4];
+  int64_t calls = p->cols / 16;
   for (int64_t i = 0; i < calls; i++) {
-    uint32_t c0 = first->word[0] + (uint32_t)i, c1 = first->word[1], c2 = first->word[2], c3 = first->word[3];
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    uint32_t a0 = f.word[0] + (uint32_t)i, a1 = f.word[1], a2 = f.word[2], a3 = f.word[3];
+    uint32_t b0 = g.word[0] + (uint32_t)i, b1 = g.word[1], b2 = g.word[2], b3 = g.word[3];
+    uint32_t k0 = (uint32_t)draw->seed, k1 = (uint32_t)(draw->seed >> 32);
 #pragma GCC unroll 10
     for (int round = 0; round < 10; round++) {
-      uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-      c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-      c1 = (uint32_t)p1;
-      c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-      c3 = (uint32_t)p0;
+      uint64_t p0 = (uint64_t)0xD2511F53u * a0, p1 = (uint64_t)0xCD9E8D57u * a2;
+      uint64_t q0 = (uint64_t)0xD2511F53u * b0, q1 = (uint64_t)0xCD9E8D57u * b2;
+      a0 = (uint32_t)(p1 >> 32) ^ a1 ^ k0;
+      b0 = (uint32_t)(q1 >> 32) ^ b1 ^ k0;
+      a1 = (uint32_t)p1;
+      b1 = (uint32_t)q1;
+      a2 = (uint32_t)(p0 >> 32) ^ a3 ^ k1;
+      b2 = (uint32_t)(q0 >> 32) ^ b3 ^ k1;
+      a3 = (uint32_t)p0;
+      b3 = (uint32_t)q0;
       k0 += 0x9E3779B9u;
       k1 += 0xBB67AE85u;
     }
-    word[4 * i] = c0;
-    word[4 * i + 1] = c1;
-    word[4 * i + 2] = c2;
-    word[4 * i + 3] = c3;
+    word[0][4 * i] = a0;
+    word[0][4 * i + 1] = a1;
+    word[0][4 * i + 2] = a2;
+    word[0][4 * i + 3] = a3;
+    word[1][4 * i] = b0;
+    word[1][4 * i + 1] = b1;
+    word[1][4 * i + 2] = b2;
+    word[1][4 * i + 3] = b3;
   }
-  for (int64_t i = 0; i < 4 * calls; i++) {
-    uint32_t f[4];
-    stochastic_fields(word[i], f);
-    field[4 * i] = (uint16_t)f[0];
-    field[4 * i + 1] = (uint16_t)f[1];
-    field[4 * i + 2] = (uint16_t)f[2];
-    field[4 * i + 3] = (uint16_t)f[3];
-  }
+  spread_fields(&fields[0], word[0], 4 * calls);
+  spread_fields(&fields[1], word[1], 4 * calls);
 }
 
 /* ---- rows -------------------------------------------------------------------- */
@@ -192,19 +225,14 @@ CPU_CLONES static void quantise_rows(const struct operand *row, const struct mxf
                                      const struct draw *draw, struct quantise_counts *counts) {
   struct lanes lanes = {{0}};
   union codes codes;
-  uint16_t field[MXFP4_CHUNK];
+  union fields fields[2];
   uint8_t byte[CHUNK_GROUPS];
   int64_t groups = p->cols / GROUP;
   for (int64_t i = 0; i < p->rows; i++) {
     const uint16_t *z = p->bits + i * p->stride;
     int64_t r = p->first_row + i;
-    if (draw) {
-      int64_t sample = r / draw->seq_len, position = r % draw->seq_len;
-      struct philox_block first =
-          philox_counter(draw->update, draw->first_sample + (uint64_t)sample, draw->layer, draw->operand,
-                         (uint32_t)((position * p->source_cols + p->first_col) / 16));
-      draw_fields(field, p->cols / 16, draw->seed, &first);
-    }
+    if (draw && i % 2 == 0) draw_fields(fields, p, r, draw);
+    const uint16_t *field = draw ? fields[i % 2].field : NULL;
     for (int64_t g = 0; g < groups; g++, z += GROUP) {
       uint16_t *code = codes.code + g * GROUP;
       uint16_t amax = amax_of_group(z);
