@@ -64,7 +64,8 @@ const char *const *route_names(void);
 
 /* Every layer has exactly one span, and the backend executes all of it for
  * these extents (block and tile divisibility included). Each problem is one
- * line of e->message, layer and operand named. */
+ * line of e->message, layer and operand named.  ERROR_DEVICE when all there is
+ * against it is what the backend cannot execute, else ERROR_CONFIG. */
 bool route_check(const struct route *r, int n_layers, const struct extent *x, const struct device *d,
                  struct error *e);
 

@@ -46,7 +46,8 @@ static void check_divides(struct problems *p, const char *where, const struct ex
     problems_add(p, "%s: %s: columns %lld are not a multiple of %d", where, linear_name(site), (long long)cols, unit);
 }
 
-static void check_span(struct problems *p, const struct route *r, const struct route_span *span,
+/* Both add what the backend cannot do to *refused, beside what is wrong. */
+static void check_span(struct problems *p, int *refused, const struct route *r, const struct route_span *span,
                        const struct extent *x, const struct device *d) {
   for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
     const struct encoding *encoding = &span->linear.operand[role];
@@ -56,6 +57,7 @@ static void check_span(struct problems *p, const struct route *r, const struct r
     const char *why = d->k->refuse_encoding(d, encoding);
     if (why) {
       problems_add(p, "%s: %s (backend %s)", where, why, d->k->backend);
+      (*refused)++;
       continue;
     }
     if (encoding_is_plain(encoding)) {
@@ -69,15 +71,18 @@ static void check_span(struct problems *p, const struct route *r, const struct r
 }
 
 /* Attention and head work on the activations as they are. */
-static void check_unrouted(struct problems *p, const struct route *r, const char *what, enum format format) {
-  if (format != plain_format(r->activations))
-    problems_add(p, "%s %s: executed in the activations' type, %s, alone", what, format_name(format),
-                 dtype_name(r->activations));
+static void check_unrouted(struct problems *p, int *refused, const struct route *r, const char *what,
+                           enum format format) {
+  if (format == plain_format(r->activations)) return;
+  problems_add(p, "%s %s: executed in the activations' type, %s, alone", what, format_name(format),
+               dtype_name(r->activations));
+  (*refused)++;
 }
 
 bool route_check(const struct route *r, int n_layers, const struct extent *x, const struct device *d,
                  struct error *e) {
   struct problems p = {.error = e, .code = ERROR_CONFIG};
+  int refused = 0;
   for (int layer = 0; layer < n_layers; layer++) {
     if (route_linear(r, layer)) continue;
     int last = layer;
@@ -89,12 +94,13 @@ bool route_check(const struct route *r, int n_layers, const struct extent *x, co
     const struct route_span *span = &r->span[i];
     if (span->last > n_layers)
       problems_add(&p, "blocks %d-%d: the model has %d", span->first, span->last, n_layers);
-    check_span(&p, r, span, x, d);
+    check_span(&p, &refused, r, span, x, d);
   }
-  check_unrouted(&p, r, "attention qk", r->attention_qk);
-  check_unrouted(&p, r, "attention pv", r->attention_pv);
-  check_unrouted(&p, r, "attention d_out", r->attention_d_out);
-  check_unrouted(&p, r, "head", r->head);
+  check_unrouted(&p, &refused, r, "attention qk", r->attention_qk);
+  check_unrouted(&p, &refused, r, "attention pv", r->attention_pv);
+  check_unrouted(&p, &refused, r, "attention d_out", r->attention_d_out);
+  check_unrouted(&p, &refused, r, "head", r->head);
   if (problems_none(&p)) return true;
+  if (e && refused == p.found) e->code = ERROR_DEVICE;
   return error_hint(e, "choose another route or other shapes");
 }

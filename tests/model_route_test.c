@@ -250,7 +250,7 @@ TEST(refusals) {
   }
   route_named("operand-hybrid-h32", 8, &r, &e);
   CHECK(!route_check(&r, 8, &x, &d, &e));
-  CHECK_EQ_I64(e.code, ERROR_CONFIG);
+  CHECK_EQ_I64(e.code, ERROR_DEVICE); /* nothing is wrong with it */
   CHECK_EQ_I64(lines(e.message), 4); /* dgrad dy, dgrad w; both wgrad operands */
   CHECK(strstr(e.message, "blocks 1-8 dgrad dy nvfp4-local/1x16/faithful/sr: only bf16 and mxfp4 here"));
   CHECK(strstr(e.message, "no Hadamard transform here (backend test)"));
@@ -261,6 +261,11 @@ TEST(refusals) {
   CHECK(!route_check(&r, 8, &x, &d, &e)); /* batch 2: 96 tokens, but blocks would mix samples */
   CHECK(strstr(e.message, "wgrad dy mxfp4/1x32/encode: qkv: seq_len 48 is not a multiple of 32"));
   CHECK_EQ_I64(lines(e.message), 8);
+  CHECK_EQ_I64(e.code, ERROR_CONFIG);
+  route_named("depth-27-5", 28, &r, &e); /* some of both */
+  CHECK(!route_check(&r, 28, &x, &d, &e));
+  CHECK_EQ_I64(e.code, ERROR_CONFIG);
+  route_named("mxfp4-row-sr", 8, &r, &e);
   x = extent_of(64, 144);
   CHECK(!route_check(&r, 8, &x, &d, &e));
   CHECK(strstr(e.message, "fprop x mxfp4/1x32/encode: qkv: columns 144"));
@@ -280,11 +285,16 @@ TEST(refusals) {
   CHECK(strstr(e.message, "blocks 1-2 have no formats"));
   CHECK(strstr(e.message, "blocks 5-8 have no formats"));
   CHECK(strstr(e.message, "attention pv e4m3"));
+  CHECK_EQ_I64(e.code, ERROR_CONFIG);
   CHECK_EQ_I64(lines(e.message), 3);
   CHECK(!route_check(&r, 3, &x, &d, &e));
   CHECK(strstr(e.message, "blocks 3-4: the model has 3"));
 
   /* plain operands are the activations themselves */
+  route_named("bf16", 8, &r, &e);
+  r.attention_pv = FORMAT_E4M3;
+  CHECK(!route_check(&r, 8, &x, &d, &e));
+  CHECK_EQ_I64(e.code, ERROR_DEVICE);
   route_named("bf16", 8, &r, &e);
   r.span[0].linear.operand[WGRAD_X].format = FORMAT_F32;
   CHECK(!route_check(&r, 8, &x, &d, &e));

@@ -204,6 +204,8 @@ TEST(check_problems) {
   CHECK(said("PROBLEM  config      --set optimizer.lr: 'x'") && said("2 problems"));
   CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "run.backend=sm999"), ERROR_DEVICE);
   CHECK(said("PROBLEM  device"));
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "route=te-native"), ERROR_DEVICE);
+  CHECK(said("PROBLEM  route"));
   CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "train.seq_len=65"), ERROR_CONFIG); /* 32 tokens a block */
   CHECK(said("PROBLEM  route"));
   CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "validation.samples=100000"), ERROR_DATA);

@@ -15,6 +15,7 @@
 #include "trainer/command.h"
 #include "trainer/config.h"
 #include "trainer/plan.h"
+#include "trainer/state.h"
 
 struct check_arguments {
   const char *config;
@@ -248,7 +249,7 @@ int command_check(int argc, char **argv) {
     char folder[CONFIG_TEXT], checkpoints[CONFIG_TEXT + 16];
     int threads = c.run.threads > 0 ? (int)c.run.threads : threads_available();
     bool some;
-    snprintf(checkpoints, sizeof checkpoints, "%s/checkpoints", c.run.folder); /* state_folder */
+    state_folder(c.run.folder, checkpoints, sizeof checkpoints);
     existing_folder(c.run.folder, folder, sizeof folder);
     check_config(&c);
     if (check_route(&r, &c, threads)) check_memory(&r, &c, threads);

@@ -133,13 +133,13 @@ static char *meta_make(const struct run *run) {
   return text;
 }
 
-void state_folder(const struct run *run, char *text, int size) {
-  snprintf(text, (size_t)size, "%s/checkpoints", run->config.run.folder);
+void state_folder(const char *run_folder, char *text, int size) {
+  snprintf(text, (size_t)size, "%s/checkpoints", run_folder);
 }
 
 bool state_save(struct state *s, struct run *run, struct error *e) {
   char folder[1024];
-  state_folder(run, folder, sizeof folder);
+  state_folder(run->config.run.folder, folder, sizeof folder);
   for (int i = 0; i < s->n; i++)
     run->device->k->download(run->device, s->slices[i].data, s->device[i], slice_bytes(&s->slices[i]));
   bool good = run->device->k->synchronize(run->device, e);
@@ -308,7 +308,7 @@ struct checkpoint *state_find(const char *path, struct error *e) {
   char inner[1200];
   snprintf(inner, sizeof inner, "%s/manifest.json", path);
   if (file_exists(inner)) return checkpoint_open(path, true, e);
-  snprintf(inner, sizeof inner, "%s/checkpoints", path);
+  state_folder(path, inner, sizeof inner);
   e->code = ERROR_NONE;
   struct checkpoint *k = checkpoint_open_newest(file_exists(inner) ? inner : path, e);
   if (!k && e->code == ERROR_NONE) error_set(e, ERROR_CHECKPOINT, "there is no checkpoint in %s", path);
@@ -327,7 +327,7 @@ char *state_saved_config(const struct checkpoint *k, struct error *e) {
 /* Rank 0 chooses; the others open what it chose. */
 static bool choose(struct run *run, enum resume_kind kind, const char *path, struct checkpoint **out, struct error *e) {
   char folder[1024], chosen[1024] = "";
-  state_folder(run, folder, sizeof folder);
+  state_folder(run->config.run.folder, folder, sizeof folder);
   *out = NULL;
   bool good = true;
   if (run->rank == 0) {

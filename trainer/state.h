@@ -37,7 +37,7 @@ bool state_read_parameters(struct run *run, struct checkpoint *k, struct error *
 /* The configuration that a checkpoint was written under, as YAML; malloc'ed. */
 char *state_saved_config(const struct checkpoint *k, struct error *e);
 
-/* RUN.FOLDER/checkpoints into text. */
-void state_folder(const struct run *run, char *text, int size);
+/* Where a run whose folder is `run_folder` keeps its checkpoints. */
+void state_folder(const char *run_folder, char *text, int size);
 
 #endif
