@@ -157,9 +157,9 @@ struct device; /* opaque */
 struct kernels {
   const char *backend; /* "cpu", "sm90", "sm100" */
 
-  /* NULL when the backend executes this encoding as an operand of a
-   * contraction, else why not, as words that follow "mxfp4/...: ". */
-  const char *(*refuse_encoding)(const struct device *d, const struct encoding *e);
+  /* NULL when the backend executes this encoding as an operand of this view
+   * of a contraction, else why not, as words that follow "mxfp4/...: ". */
+  const char *(*refuse_encoding)(const struct device *d, const struct encoding *e, enum view view);
 
   /* Scratch that the operations below need for these extents, in bytes;
    * `set_scratch` hands it over once, before any operation. */

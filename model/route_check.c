@@ -54,7 +54,7 @@ static void check_span(struct problems *p, int *refused, const struct route *r, 
     char text[ENCODING_TEXT], where[ENCODING_TEXT + 64];
     (void)snprintf(where, sizeof where, "blocks %d-%d %s %s", span->first, span->last, operand_role_names[role],
                    encoding_text(encoding, text, (int)sizeof text));
-    const char *why = d->k->refuse_encoding(d, encoding);
+    const char *why = d->k->refuse_encoding(d, encoding, role_view((enum operand_role)role));
     if (why) {
       problems_add(p, "%s: %s (backend %s)", where, why, d->k->backend);
       (*refused)++;

@@ -71,7 +71,7 @@ TEST(table) {
   uint8_t codes[32 * 96 / 2], scales[128 * 4];
   struct operand row = {.encoding = {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_ENCODE, ROUND_NEAREST, HADAMARD_NONE},
                         .rows = 32, .cols = 96, .codes = codes, .scales = scales};
-  CHECK(k->refuse_encoding(d, &row.encoding) == NULL);
+  CHECK(k->refuse_encoding(d, &row.encoding, VIEW_ROW) == NULL);
   k->quantise(d, &(struct emission){.row = &row}, &m);
   CHECK_EQ_I64(scales[operand_scale_offset(5, 2, 3)], 130); /* amax 6: s = 8 */
   CHECK_EQ_I64(scales[operand_scale_offset(5, 3, 3)], 0);

@@ -521,10 +521,14 @@ TEST(rows_in_fp32) {
 }
 
 TEST(encodings_refused) {
-  CHECK(!cpu_refuse_encoding(NULL, &NEAREST) && !cpu_refuse_encoding(NULL, &STOCHASTIC));
-  CHECK(!cpu_refuse_encoding(NULL, &TILES));
-  CHECK(!cpu_refuse_encoding(NULL, &(struct encoding){.format = FORMAT_BF16}));
-  CHECK(!cpu_refuse_encoding(NULL, &(struct encoding){.format = FORMAT_F32}));
+  for (int v = 0; v < 2; v++) {
+    enum view view = v ? VIEW_COLUMN : VIEW_ROW;
+    CHECK(!cpu_refuse_encoding(NULL, &NEAREST, view) && !cpu_refuse_encoding(NULL, &TILES, view));
+    CHECK(!cpu_refuse_encoding(NULL, &(struct encoding){.format = FORMAT_BF16}, view));
+    CHECK(!cpu_refuse_encoding(NULL, &(struct encoding){.format = FORMAT_F32}, view));
+  }
+  CHECK(!cpu_refuse_encoding(NULL, &STOCHASTIC, VIEW_ROW));
+  CHECK(cpu_refuse_encoding(NULL, &STOCHASTIC, VIEW_COLUMN) != NULL);
   struct encoding no[] = {
       {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_DECODE, ROUND_NEAREST, HADAMARD_NONE},
       {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_FLOOR, ROUND_NEAREST, HADAMARD_NONE},
@@ -542,7 +546,7 @@ TEST(encodings_refused) {
       {FORMAT_BF16, BLOCK_NONE, SCALE_NONE, ROUND_NEAREST, HADAMARD_PLAIN_16},
   };
   for (size_t i = 0; i < sizeof no / sizeof no[0]; i++) {
-    const char *why = cpu_refuse_encoding(NULL, &no[i]);
+    const char *why = cpu_refuse_encoding(NULL, &no[i], VIEW_ROW);
     CHECK(why && *why);
   }
 }

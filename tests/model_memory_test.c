@@ -7,7 +7,8 @@
 #include "base/checked.h"
 #include "model/parts.h"
 
-static const char *refuse(const struct device *d, const struct encoding *encoding) {
+static const char *refuse(const struct device *d, const struct encoding *encoding, enum view view) {
+  (void)view;
   (void)d;
   return encoding_is_plain(encoding) || encoding->format == FORMAT_MXFP4 ? NULL : "no";
 }

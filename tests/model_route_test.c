@@ -213,7 +213,8 @@ TEST(spans) {
 }
 
 /* A backend that knows plain formats and MXFP4 without transforms. */
-static const char *refuse(const struct device *d, const struct encoding *encoding) {
+static const char *refuse(const struct device *d, const struct encoding *encoding, enum view view) {
+  (void)view;
   (void)d;
   if (encoding->hadamard != HADAMARD_NONE) return "no Hadamard transform here";
   if (encoding_is_plain(encoding) || encoding->format == FORMAT_MXFP4) return NULL;

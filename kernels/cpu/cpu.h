@@ -57,7 +57,7 @@ void cpu_emit_strip(const struct emission *out, int64_t source_rows, int64_t col
 int64_t cpu_emit_scratch_bytes(int64_t cols);
 
 /* ---- the operations: kernels.h says what each does ----------------------- */
-const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e);
+const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e, enum view view);
 void cpu_quantise(struct device *d, const struct emission *out, const struct matrix *source);
 void cpu_embedding_forward(struct device *d, struct matrix *x, const struct matrix *table, const int32_t *tokens);
 void cpu_embedding_backward(struct device *d, float *d_table, const struct matrix *dx, const int32_t *tokens,

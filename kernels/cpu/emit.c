@@ -19,13 +19,12 @@ static void check_operand(const struct emission *out, const struct operand *o, e
   CPU_REQUIRE(o->view == view, "the operand's view is not the one it is emitted as");
   CPU_REQUIRE(o->rows == rows && o->cols == cols, "the operand's shape is not the source's");
   CPU_REQUIRE(o->codes != NULL, "the operand has no memory");
-  CPU_REQUIRE(cpu_refuse_encoding(NULL, &o->encoding) == NULL, "the operand's encoding is not executable");
+  CPU_REQUIRE(cpu_refuse_encoding(NULL, &o->encoding, view) == NULL, "the operand's encoding is not executable");
   if (!packed(o)) return;
   CPU_REQUIRE(o->scales != NULL, "the operand has no memory for scales");
   CPU_REQUIRE(cols % 32 == 0, "the contraction axis is not a multiple of 32");
   CPU_REQUIRE(!tiled(o) || rows % 32 == 0, "2D tiles need both axes in multiples of 32");
   if (o->encoding.rounding == ROUND_STOCHASTIC) {
-    CPU_REQUIRE(view == VIEW_ROW, "a column operand is never rounded stochastically");
     CPU_REQUIRE(out->draw.seq_len > 0, "stochastic rounding without a sequence length");
     CPU_REQUIRE(out->draw.seq_len <= ((int64_t)16 << 32) / source_cols, "a sample has more than 2^32 draws");
   }

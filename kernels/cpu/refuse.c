@@ -4,11 +4,13 @@
 #include "base/log.h"
 #include "kernels/cpu/cpu.h"
 
-static const char *refuse_mxfp4(const struct encoding *e) {
+static const char *refuse_mxfp4(const struct encoding *e, enum view view) {
   if (e->hadamard != HADAMARD_NONE) return "Hadamard transforms are not executable on the cpu backend";
   switch (e->block) {
     case BLOCK_1X32:
       if (e->scale != SCALE_MX_ENCODE) return "1x32 blocks are executable with the encode scale rule only";
+      if (e->rounding == ROUND_STOCHASTIC && view == VIEW_COLUMN)
+        return "a column view is rounded to nearest only (draws belong to rows)";
       return NULL;
     case BLOCK_2D32:
       if (e->scale != SCALE_MX_ADAPTIVE) return "2D tiles are executable with the adaptive scale rule only";
@@ -21,7 +23,7 @@ static const char *refuse_mxfp4(const struct encoding *e) {
   return "MXFP4 has blocks of 1x32 or tiles of 32x32";
 }
 
-const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e) {
+const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e, enum view view) {
   (void)d;
   switch (e->rounding) {
     case ROUND_NEAREST:
@@ -35,7 +37,7 @@ const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e
       if (e->rounding != ROUND_NEAREST) return "a plain format is rounded to nearest only";
       if (e->hadamard != HADAMARD_NONE) return "Hadamard transforms are not executable on the cpu backend";
       return NULL;
-    case FORMAT_MXFP4: return refuse_mxfp4(e);
+    case FORMAT_MXFP4: return refuse_mxfp4(e, view);
     case FORMAT_E4M3:
     case FORMAT_E5M2: return "FP8 operands are not executable on the cpu backend";
     case FORMAT_NVFP4:
