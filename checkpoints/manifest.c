@@ -83,7 +83,7 @@ static bool parse(const json_t *o, struct manifest *m) {
   return true;
 }
 
-static bool check_file(const char *folder, const struct manifest_file *f, bool verify, struct error *e) {
+bool manifest_check(const char *folder, const struct manifest_file *f, bool verify, struct error *e) {
   char path[1200];
   snprintf(path, sizeof path, "%s/%s", folder, f->name);
   int64_t bytes = file_size(path);
@@ -96,7 +96,7 @@ static bool check_file(const char *folder, const struct manifest_file *f, bool v
   return hash_equal(now.hash, f->hash) || error_set(e, ERROR_CHECKPOINT, "%s is damaged: its checksum differs from the manifest's", path);
 }
 
-bool manifest_read(const char *folder, bool verify, struct manifest *m, struct error *e) {
+bool manifest_load(const char *folder, struct manifest *m, struct error *e) {
   char path[1200], *text;
   size_t bytes;
   memset(m, 0, sizeof *m);
@@ -111,7 +111,14 @@ bool manifest_read(const char *folder, bool verify, struct manifest *m, struct e
   else if (!good)
     error_set(e, ERROR_CHECKPOINT, "%s is not a manifest of version %d", path, MANIFEST_VERSION);
   json_decref(o);
-  for (int i = 0; good && i < m->n_files; i++) good = check_file(folder, &m->files[i], verify, e);
+  if (!good) manifest_free(m);
+  return good;
+}
+
+bool manifest_read(const char *folder, bool verify, struct manifest *m, struct error *e) {
+  if (!manifest_load(folder, m, e)) return false;
+  bool good = true;
+  for (int i = 0; good && i < m->n_files; i++) good = manifest_check(folder, &m->files[i], verify, e);
   if (!good) manifest_free(m);
   return good;
 }

@@ -25,7 +25,14 @@ struct manifest {
 /* Publishes FOLDER/manifest.json (base/file.h: whole or not at all). */
 bool manifest_write(const char *folder, const struct manifest *m, struct error *e);
 
-/* Reads it and compares every file's size; with `verify` also its hash. */
+/* Reads it; looks at none of the files that it names. */
+bool manifest_load(const char *folder, struct manifest *m, struct error *e);
+
+/* Is this file of FOLDER there, with the size and, with `verify`, the hash that
+ * the manifest says? */
+bool manifest_check(const char *folder, const struct manifest_file *f, bool verify, struct error *e);
+
+/* Loads it and checks every file. */
 bool manifest_read(const char *folder, bool verify, struct manifest *m, struct error *e);
 void manifest_free(struct manifest *m);
 

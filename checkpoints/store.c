@@ -18,13 +18,13 @@ void store_temporary_path(const char *folder, int64_t update, char path[STORE_PA
   snprintf(path, STORE_PATH, "%s/step-%08" PRId64 ".tmp", folder, update);
 }
 
-/* "step-00000007" -> 7; -1 for every other name. */
+/* "step-00000007" -> 7; -1 for every name that store_step_path does not make. */
 static int64_t step_of(const char *name) {
-  if (strncmp(name, "step-", 5) != 0 || name[5] == 0) return -1;
-  char *end;
-  errno = 0;
-  long long n = strtoll(name + 5, &end, 10);
-  return *end == 0 && errno == 0 && n >= 0 ? n : -1;
+  if (strncmp(name, "step-", 5) != 0) return -1;
+  long long n = strtoll(name + 5, NULL, 10);
+  char made[64];
+  snprintf(made, sizeof made, "step-%08lld", n);
+  return n >= 0 && strcmp(name, made) == 0 ? n : -1;
 }
 
 static int ascending(const void *a, const void *b) {

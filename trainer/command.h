@@ -32,13 +32,15 @@ void help_overview(FILE *out);
 void help_command(const struct command *c, FILE *out);
 
 extern const struct argument command_train_arguments[], command_check_arguments[], command_plan_arguments[],
-    command_prepare_arguments[], command_eval_arguments[], command_generate_arguments[], command_help_arguments[];
+    command_prepare_arguments[], command_eval_arguments[], command_generate_arguments[], command_inspect_arguments[],
+    command_help_arguments[];
 int command_train(int argc, char **argv);
 int command_check(int argc, char **argv);
 int command_plan(int argc, char **argv);
 int command_prepare(int argc, char **argv);
 int command_eval(int argc, char **argv);
 int command_generate(int argc, char **argv);
+int command_inspect(int argc, char **argv);
 int command_help(int argc, char **argv);
 
 #endif

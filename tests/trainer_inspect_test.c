@@ -1,0 +1,248 @@
+/* inspect: what it says of whole files, and which damage it names with which code. */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "checkpoints/checkpoint.h"
+#include "data/data.h"
+#include "data/stream_file.h"
+#include "tests/test.h"
+#include "trainer/command.h"
+
+static struct error failure;
+static char text[40000]; /* what the last command printed, both streams */
+
+static int inspect(const char *const *words) {
+  char *argv[16] = {"inspect"};
+  int argc = 1;
+  for (; words[argc - 1]; argc++) argv[argc] = (char *)words[argc - 1];
+  fflush(stdout);
+  int out = dup(1), err = dup(2), file = open("output", O_RDWR | O_CREAT | O_TRUNC, 0600);
+  if (out < 0 || err < 0 || file < 0) return -1;
+  dup2(file, 1);
+  dup2(file, 2);
+  int code = command_inspect(argc, argv);
+  fflush(stdout);
+  dup2(out, 1);
+  dup2(err, 2);
+  ssize_t n = pread(file, text, sizeof text - 1, 0);
+  text[n > 0 ? n : 0] = 0;
+  close(out);
+  close(err);
+  close(file);
+  return code;
+}
+#define INSPECT(...) inspect((const char *const[]){__VA_ARGS__, NULL})
+
+static bool said(const char *what) {
+  if (strstr(text, what)) return true;
+  printf("# said:\n%s", text);
+  return false;
+}
+
+static void put(const char *path, const char *content) {
+  if (!file_publish(path, content, strlen(content), ERROR_SYSTEM, &failure)) FAIL("%s", failure.message);
+}
+
+/* Flips one bit of a file; again: as it was. */
+static void flip(const char *path, int64_t at) {
+  unsigned char byte;
+  int fd = open(path, O_RDWR);
+  CHECK(fd >= 0 && pread(fd, &byte, 1, at) == 1);
+  byte ^= 4;
+  CHECK(pwrite(fd, &byte, 1, at) == 1);
+  close(fd);
+}
+
+/* Two documents: "BOS hello\x1b EOS", "BOS caf\xc3\xa9 EOS" and, over two blocks, many bytes. */
+static void write_stream(const char *path) {
+  static const char hello[] = "hello\x1b", coffee[] = "caf\xc3\xa9\n\xff.";
+  int32_t ids[4096];
+  struct stream_writer *w = stream_writer_open(path, TOKENIZER_BYTES_VOCAB, "bytes", &failure);
+  if (!w) {
+    FAIL("%s", failure.message);
+    return;
+  }
+  const char *const documents[] = {hello, coffee};
+  for (int i = 0; i < 2; i++) {
+    const int64_t n = (int64_t)strlen(documents[i]);
+    ids[0] = TOKENIZER_BYTES_BOS;
+    tokenizer_bytes_encode(documents[i], n, ids + 1);
+    ids[n + 1] = TOKENIZER_BYTES_EOS;
+    CHECK(stream_writer_document(w, &failure) && stream_writer_tokens(w, ids, n + 2, &failure));
+  }
+  for (int i = 0; i < 4096; i++) ids[i] = 'x';
+  CHECK(stream_writer_document(w, &failure));
+  for (int i = 0; i < 200; i++) CHECK(stream_writer_tokens(w, ids, 4096, &failure));
+  CHECK(stream_writer_finish(w, "corpus: 3 documents\nmore: 0 documents", &failure) && stream_writer_publish(w, &failure));
+  stream_writer_close(w);
+}
+
+TEST(streams) {
+  write_stream("t.tokens"); /* 8 + 10 + 819200 tokens of 2 bytes: blocks 0 and 1 */
+  CHECK_EQ_I64(INSPECT("t.tokens"), 0);
+  CHECK(said("t.tokens: token stream") && said("819218 of 2 bytes") && said("documents      3,"));
+  CHECK(said("bytes, vocabulary 258") && said("2, 2 (ids 256, 257)") && said("2 blocks"));
+  CHECK(said("  sources        corpus: 3 documents\n                 more: 0 documents\n"));
+  CHECK(said("  | <|begin_of_text|>hello\\x1b<|end_of_text|><|begin_of_text|>caf\xc3\xa9\n  | \\xff.<|end_of_text|>xxx"));
+  CHECK(!strstr(text, "verified"));
+  struct stream *s = stream_open("t.tokens", 0, &failure);
+  char digest[HASH_TEXT];
+  if (s) hash_text(stream_info(s)->digest, digest);
+  stream_close(s);
+  CHECK(said(digest));
+
+  CHECK_EQ_I64(INSPECT("t.tokens", "--verify", "--sample", "819215"), 0);
+  CHECK(said("verified") && said("tokens 819215 to 819217\n  | xxx\n"));
+  CHECK_EQ_I64(INSPECT("t.tokens", "--sample", "819218"), ERROR_USAGE);
+  CHECK(said("t.tokens has tokens 0 to 819217"));
+  CHECK_EQ_I64(INSPECT("t.tokens", "--sample", "-1"), ERROR_USAGE);
+
+  flip("t.tokens", STREAM_HEADER + STREAM_BLOCK + 500);
+  CHECK_EQ_I64(INSPECT("t.tokens", "--verify"), ERROR_DATA);
+  CHECK(said("block 1 of 2") && said("does not match its digest"));
+  flip("t.tokens", STREAM_HEADER + STREAM_BLOCK + 500);
+  flip("t.tokens", 30);
+  CHECK_EQ_I64(INSPECT("t.tokens"), ERROR_DATA);
+  flip("t.tokens", 30);
+  CHECK_EQ_I64(INSPECT("t.tokens", "--verify"), 0);
+  CHECK(truncate("t.tokens", 5000) == 0);
+  CHECK_EQ_I64(INSPECT("t.tokens"), ERROR_DATA);
+  CHECK(said("truncated or damaged"));
+}
+
+/* Two updates of a run whose folder is "run". */
+static void save_steps(struct comm *c) {
+  static float a[6] = {1, 2, 3, 4, 5, 6};
+  static uint16_t b[4] = {1, 2, 3, 4};
+  const struct tensor_slice slices[] = {
+      {.name = "adam_m/x", .dtype = DTYPE_F32, .global_rows = 3, .cols = 2, .rows = 3, .data = a},
+      {.name = "adam_m/y", .dtype = DTYPE_F32, .global_rows = 2, .cols = 1, .rows = 2, .data = a},
+      {.name = "param/x", .dtype = DTYPE_BF16, .global_rows = 1, .cols = 4, .rows = 1, .data = b},
+  };
+  static const char meta[] =
+      "{\"format\":1,\"update\":3,\"samples\":12,\"tokens\":768,\"seed\":42,\"world\":1,\"route\":\"bf16\","
+      "\"config\":\"run:\\n  name: x\\n\",\"train_digest\":\"0123\"}";
+  CHECK(checkpoint_save(c, "run/checkpoints", 3, slices, 3, meta, 0, &failure));
+  CHECK(checkpoint_save(c, "run/checkpoints", 6, slices, 3, meta, 0, &failure));
+}
+
+#define STEP3 "run/checkpoints/step-00000003"
+#define STEP6 "run/checkpoints/step-00000006"
+
+TEST(checkpoints) {
+  struct comm *c = comm_open(0, &failure);
+  if (!c) {
+    FAIL("%s", failure.message);
+    return;
+  }
+  save_steps(c);
+  comm_close(c);
+  CHECK_EQ_I64(INSPECT(STEP6), 0);
+  CHECK(said("checkpoint of update 6") && said("samples        12\n") && said("seed           42\n"));
+  CHECK(said("route          bf16\n") && said("train_digest   0123\n") && !strstr(text, "name: x"));
+  CHECK(said("rank-00000.h5") && said("size is right"));
+  CHECK(said("  adam_m: 2 tensors, 8 elements, fp32, 32 bytes\n") && said("  param: 1 tensors, 4 elements, bf16, 8 bytes\n"));
+  CHECK(said("[3, 2]             24\n") && said("[1, 4]              8\n"));
+  CHECK_EQ_I64(INSPECT(STEP6 "/", "--verify"), 0);
+  CHECK(said("checksum holds"));
+  CHECK_EQ_I64(INSPECT("run/checkpoints"), 0);
+  CHECK(said("2 checkpoints") && said("step-00000003  whole\n") && said("latest         -> step-00000006\n"));
+  CHECK_EQ_I64(INSPECT("run", "--verify"), 0);
+  CHECK(said("checkpoint of update 6"));
+  CHECK_EQ_I64(INSPECT(STEP6 "/rank-00000.h5", "--verify"), 0);
+  CHECK(said("slices         3, 40 bytes"));
+  CHECK(said("size and checksum are the manifest's"));
+
+  /* a flipped bit: sizes do not tell, the checksum does */
+  flip(STEP6 "/rank-00000.h5", file_size(STEP6 "/rank-00000.h5") / 2);
+  CHECK_EQ_I64(INSPECT(STEP6, "--verify"), ERROR_CHECKPOINT);
+  CHECK(said("DAMAGED") && said(STEP6 "/rank-00000.h5 is damaged"));
+  CHECK_EQ_I64(INSPECT("run/checkpoints", "--verify"), ERROR_CHECKPOINT);
+  CHECK(said("step-00000003  whole\n") && said("checkpoint of update 3"));
+  CHECK_EQ_I64(INSPECT("run", "--verify"), ERROR_CHECKPOINT);
+  CHECK_EQ_I64(INSPECT(STEP3, "--verify"), 0);
+  CHECK_EQ_I64(INSPECT(STEP6 "/rank-00000.h5", "--verify"), ERROR_CHECKPOINT);
+  flip(STEP6 "/rank-00000.h5", file_size(STEP6 "/rank-00000.h5") / 2);
+
+  CHECK(truncate(STEP3 "/rank-00000.h5", 100) == 0);
+  CHECK_EQ_I64(INSPECT(STEP3), ERROR_CHECKPOINT);
+  CHECK(said("has 100 bytes, the manifest says"));
+  CHECK_EQ_I64(INSPECT(STEP3 "/rank-00000.h5"), ERROR_CHECKPOINT);
+  CHECK(unlink(STEP3 "/rank-00000.h5") == 0);
+  CHECK_EQ_I64(INSPECT(STEP3), ERROR_CHECKPOINT);
+  CHECK(said("is missing"));
+  CHECK_EQ_I64(INSPECT(STEP6 "/manifest.json"), ERROR_DATA);
+  CHECK(said("inspect the folder that it lies in"));
+  put(STEP6 "/manifest.json", "{");
+  CHECK_EQ_I64(INSPECT(STEP6), ERROR_CHECKPOINT);
+  CHECK(said("manifest.json:1:"));
+  CHECK(unlink(STEP6 "/manifest.json") == 0);
+  CHECK_EQ_I64(INSPECT(STEP6), ERROR_CHECKPOINT);
+  CHECK(said("has no manifest.json"));
+  CHECK_EQ_I64(INSPECT(STEP6 "/rank-00000.h5", "--verify"), 0);
+  CHECK(said("no manifest.json lies beside it"));
+  CHECK_EQ_I64(INSPECT("run/checkpoints"), ERROR_CHECKPOINT);
+}
+
+#define UPDATE(n, loss, verdict)                                                                            \
+  "{\"kind\":\"update\",\"update\":" #n ",\"loss\":" loss ",\"tokens\":" #n "00,\"verdict\":\"" verdict "\"," \
+  "\"seconds\":{\"total\":0.5}}\n"
+#define START "{\"kind\":\"start\",\"update\":0,\"name\":\"demo\",\"route\":\"bf16\",\"build\":\"b\",\"topology\":\"single\",\"init_hash\":\"ab\"}\n"
+
+TEST(records) {
+  put("metrics.jsonl", START UPDATE(1, "5.5", "applied") UPDATE(2, "\"nan\"", "skipped") UPDATE(3, "4.25", "applied")
+                           "{\"kind\":\"validation\",\"update\":3,\"loss\":4.5}\n{\"kind\":\"checkpoint\",\"update\":3}\n" UPDATE(
+                               4, "4.75", "halted") "{\"kind\":\"end\",\"update\":3,\"reason\":\"diverged\"}\n");
+  CHECK_EQ_I64(INSPECT("metrics.jsonl"), 0);
+  CHECK(said("demo, route bf16") && said("updates        4: 1 to 4, 400 tokens read, 2.0 s"));
+  CHECK(said("2 applied, 1 skipped, 1 halted"));
+  CHECK(said("first 5.500000 (update 1), last 4.750000 (4), lowest 4.250000 (3)"));
+  CHECK(said("validations    1: first 4.500000 (update 3)") && said("1 saved") && said("end            diverged"));
+
+  put("metrics.jsonl", START UPDATE(1, "5.5", "applied") "{\"kind\":\"upd");
+  CHECK_EQ_I64(INSPECT("metrics.jsonl"), 0);
+  CHECK(said("not whole (line 3)") && said("none recorded"));
+  put("metrics.jsonl", START UPDATE(1, "5.5", "applied") "{]}\n" UPDATE(2, "5.4", "applied"));
+  CHECK_EQ_I64(INSPECT("metrics.jsonl"), ERROR_DATA);
+  CHECK(said("metrics.jsonl:3: not JSON"));
+  put("metrics.jsonl", START UPDATE(1, "5.5", "applied") UPDATE(3, "5.4", "applied"));
+  CHECK_EQ_I64(INSPECT("metrics.jsonl"), ERROR_DATA);
+  CHECK(said("the record after update 1 is not that of update 2"));
+  put("metrics.jsonl", "{\"a\":1}\n");
+  CHECK_EQ_I64(INSPECT("metrics.jsonl"), ERROR_DATA);
+  CHECK(said("metrics.jsonl:1: not a record"));
+}
+
+TEST(anything_else) {
+  CHECK_EQ_I64(INSPECT("absent"), ERROR_DATA);
+  CHECK(said("cannot open absent"));
+  CHECK_EQ_I64(INSPECT(NULL), ERROR_USAGE);
+  put("empty", "");
+  CHECK_EQ_I64(INSPECT("empty"), ERROR_DATA);
+  CHECK(said("it is empty"));
+  put("notes.txt", "Dear diary");
+  CHECK_EQ_I64(INSPECT("notes.txt"), ERROR_DATA);
+  CHECK(said("notes.txt is nothing that fp4d makes"));
+  CHECK_EQ_I64(INSPECT("/dev/null"), ERROR_DATA);
+  CHECK(file_make_folder("folder", ERROR_SYSTEM, &failure));
+  CHECK_EQ_I64(INSPECT("folder"), ERROR_DATA);
+  int lines = 0;
+  for (const char *p = text; *p; p++) lines += *p == '\n';
+  CHECK_EQ_I64(lines, 1);
+  put("short.h5", "\x89HDF\r\n\x1a\nabc");
+  CHECK_EQ_I64(INSPECT("short.h5"), ERROR_CHECKPOINT);
+}
+
+int main(void) {
+  char folder[64];
+  snprintf(folder, sizeof folder, "%s/fp4d-inspect-XXXXXX", P_tmpdir);
+  if (!mkdtemp(folder) || chdir(folder) != 0) return 1;
+  RUN(streams);
+  RUN(checkpoints);
+  RUN(records);
+  RUN(anything_else);
+  if (chdir("/") != 0 || !file_remove_tree(folder, ERROR_SYSTEM, &failure)) return 1;
+  return test_report();
+}

@@ -1,0 +1,27 @@
+/* What `fp4d inspect` says about a file: one function a kind.
+ *
+ * Each prints what it finds on standard output and returns false with *e where
+ * the file is damaged; what could be read has been printed by then. */
+#ifndef FP4D_TRAINER_INSPECT_H
+#define FP4D_TRAINER_INSPECT_H
+
+#include <stdint.h>
+
+#include "base/error.h"
+
+struct inspection {
+  const char *path;
+  bool verify;    /* read and check everything */
+  int64_t sample; /* a stream's text is shown from this token on */
+};
+
+bool inspect_stream(const struct inspection *i, struct error *e);
+bool inspect_rank_file(const struct inspection *i, struct error *e); /* one HDF5 file of a checkpoint */
+bool inspect_step(const struct inspection *i, struct error *e);      /* a step folder */
+bool inspect_steps(const struct inspection *i, struct error *e);     /* a folder of them; then the newest whole one */
+bool inspect_records(const struct inspection *i, struct error *e);   /* metrics.jsonl */
+
+/* One "  name          value" line. */
+void inspect_line(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

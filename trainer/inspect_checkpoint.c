@@ -1,0 +1,194 @@
+/* Checkpoints: rank files, step folders, folders of steps. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "checkpoints/checkpoint.h"
+#include "checkpoints/hdf5.h"
+#include "checkpoints/manifest.h"
+#include "checkpoints/store.h"
+#include "trainer/inspect.h"
+
+static int64_t slice_bytes(const struct tensor_slice *s) {
+  return s->rows * s->cols * (int64_t)dtype_bytes(s->dtype);
+}
+
+/* ---- a rank's file ---------------------------------------------------------- */
+
+/* Reads every slice: HDF5 has no checksum of its own, but a broken structure shows. */
+static bool read_slices(struct hdf5_file *f, struct error *e) {
+  bool good = true;
+  for (int i = 0; good && i < hdf5_slice_count(f); i++) {
+    const struct tensor_slice *s = hdf5_slice(f, i);
+    void *data = malloc((size_t)slice_bytes(s) + 1);
+    good = data ? hdf5_read(f, i, 0, s->rows, data, e) : error_set(e, ERROR_SYSTEM, "out of memory for %s", s->name);
+    free(data);
+  }
+  return good;
+}
+
+/* The manifest beside the file, where there is one, knows its checksum. */
+static bool verify_rank_file(const char *path, struct hdf5_file *f, struct error *e) {
+  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+  char folder[STORE_PATH] = ".", beside[STORE_PATH + 16];
+  if (slash) snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+  snprintf(beside, sizeof beside, "%s/manifest.json", folder);
+  if (!read_slices(f, e)) return false;
+  struct manifest m;
+  if (!file_exists(beside)) {
+    inspect_line("verified", "every slice can be read; no manifest.json lies beside it to compare checksums with");
+    return true;
+  }
+  if (!manifest_load(folder, &m, e)) return false;
+  const struct manifest_file *entry = NULL;
+  for (int i = 0; i < m.n_files && !entry; i++)
+    if (strcmp(m.files[i].name, name) == 0) entry = &m.files[i];
+  bool good = entry ? manifest_check(folder, entry, true, e)
+                    : error_set(e, ERROR_CHECKPOINT, "%s does not name %s", beside, name);
+  manifest_free(&m);
+  if (good) inspect_line("verified", "every slice can be read; size and checksum are the manifest's");
+  return good;
+}
+
+bool inspect_rank_file(const struct inspection *in, struct error *e) {
+  struct hdf5_file *f = hdf5_open(in->path, e);
+  if (!f) return false;
+  int64_t bytes = 0;
+  const int n = hdf5_slice_count(f);
+  for (int i = 0; i < n; i++) bytes += slice_bytes(hdf5_slice(f, i));
+  printf("%s: one rank's file of a checkpoint\n", in->path);
+  inspect_line("slices", "%d, %" PRId64 " bytes, in a file of %" PRId64, n, bytes, file_size(in->path));
+  const bool good = !in->verify || verify_rank_file(in->path, f, e);
+  printf("  %-48s %-5s %10s %8s %10s %14s\n", "tensor", "type", "rows", "cols", "first row", "of rows");
+  for (int i = 0; i < n; i++) {
+    const struct tensor_slice *s = hdf5_slice(f, i);
+    printf("  %-48s %-5s %10" PRId64 " %8" PRId64 " %10" PRId64 " %14" PRId64 "\n", s->name, dtype_name(s->dtype), s->rows,
+           s->cols, s->first_row, s->global_rows);
+  }
+  hdf5_close(f);
+  return good;
+}
+
+/* ---- a step ------------------------------------------------------------------ */
+
+/* The meta's counters and digests; long texts (the configuration) only by name. */
+static void print_meta(const char *text) {
+  json_t *meta = json_loads(text, 0, NULL);
+  if (!meta) {
+    inspect_line("meta", "not JSON");
+    return;
+  }
+  const char *key;
+  json_t *value;
+  json_object_foreach(meta, key, value) {
+    const char *word = json_string_value(value);
+    if (json_is_integer(value))
+      inspect_line(key, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+    else if (json_is_real(value))
+      inspect_line(key, "%.17g", json_real_value(value));
+    else if (word && strlen(word) < 100 && !strchr(word, '\n'))
+      inspect_line(key, "%s", word);
+  }
+  json_decref(meta);
+}
+
+/* Sums by the part of the name before the slash ("adam_m"). */
+static void print_kinds(const struct checkpoint *k) {
+  const int n = checkpoint_tensor_count(k);
+  for (int i = 0; i < n;) {
+    const struct tensor_slice *first = checkpoint_tensor(k, i);
+    const size_t length = strcspn(first->name, "/");
+    int64_t bytes = 0, elements = 0;
+    int count = 0;
+    for (; i < n; i++, count++) {
+      const struct tensor_slice *s = checkpoint_tensor(k, i);
+      if (strncmp(s->name, first->name, length) != 0 || s->name[length] != first->name[length]) break;
+      bytes += slice_bytes(s);
+      elements += s->rows * s->cols;
+    }
+    printf("  %.*s: %d tensors, %" PRId64 " elements, %s, %" PRId64 " bytes\n", (int)length, first->name, count, elements,
+           dtype_name(first->dtype), bytes);
+  }
+}
+
+static void print_tensors(const struct checkpoint *k) {
+  printf("  %-48s %-5s %20s %14s\n", "tensor", "type", "shape", "bytes");
+  for (int i = 0; i < checkpoint_tensor_count(k); i++) {
+    const struct tensor_slice *s = checkpoint_tensor(k, i);
+    char shape[48];
+    snprintf(shape, sizeof shape, "[%" PRId64 ", %" PRId64 "]", s->rows, s->cols);
+    printf("  %-48s %-5s %20s %14" PRId64 "\n", s->name, dtype_name(s->dtype), shape, slice_bytes(s));
+  }
+}
+
+/* Every file of the manifest; the first fault is the error. */
+static bool check_files(const char *path, const struct manifest *m, bool verify, struct error *e) {
+  int damaged = 0;
+  for (int i = 0; i < m->n_files; i++) {
+    struct error fault;
+    const bool good = manifest_check(path, &m->files[i], verify, &fault);
+    if (!good || m->n_files <= 16)
+      printf("  %-14s %s %14" PRId64 " bytes  %s\n", i == 0 ? "files" : "", m->files[i].name, m->files[i].bytes,
+             !good ? "DAMAGED" : verify ? "checksum holds" : "size is right");
+    if (!good && damaged++ == 0) *e = fault;
+  }
+  if (m->n_files > 16) inspect_line("files", "%d, %d of them damaged", m->n_files, damaged);
+  if (damaged > 1) error_context(e, "%d files of %s are damaged; the first", damaged, path);
+  return damaged == 0;
+}
+
+bool inspect_step(const struct inspection *in, struct error *e) {
+  struct manifest m;
+  if (!manifest_load(in->path, &m, e)) return false;
+  printf("%s: checkpoint of update %" PRId64 "\n", in->path, m.update);
+  print_meta(m.meta);
+  bool good = check_files(in->path, &m, in->verify, e);
+  manifest_free(&m);
+  struct checkpoint *k = good ? checkpoint_open(in->path, false, e) : NULL;
+  if (!k) {
+    inspect_line("state", "DAMAGED");
+    return false;
+  }
+  inspect_line("state", "whole%s", in->verify ? "" : " as far as sizes tell; --verify compares checksums");
+  print_kinds(k);
+  print_tensors(k);
+  checkpoint_close(k);
+  return true;
+}
+
+/* ---- a folder of steps --------------------------------------------------------- */
+
+bool inspect_steps(const struct inspection *in, struct error *e) {
+  int64_t *updates;
+  int n, newest = -1, damaged = 0;
+  if (!store_list(in->path, &updates, &n, e)) return false;
+  printf("%s: %d checkpoint%s\n", in->path, n, n == 1 ? "" : "s");
+  char path[STORE_PATH], target[STORE_PATH];
+  for (int i = 0; i < n; i++) {
+    struct error fault;
+    store_step_path(in->path, updates[i], path);
+    struct checkpoint *k = checkpoint_open(path, in->verify, &fault);
+    printf("  step-%08" PRId64 "  %s\n", updates[i], k ? "whole" : fault.message);
+    if (k) newest = i;
+    if (!k && damaged++ == 0) *e = fault;
+    checkpoint_close(k);
+  }
+  snprintf(path, sizeof path, "%s/latest", in->path);
+  ssize_t length = readlink(path, target, sizeof target - 1);
+  if (length > 0) printf("  latest         -> %.*s\n", (int)length, target);
+  if (n == 0) error_set(e, ERROR_CHECKPOINT, "there is no checkpoint in %s", in->path);
+  if (newest >= 0) {
+    store_step_path(in->path, updates[newest], path);
+    struct inspection step = *in;
+    struct error fault;
+    step.path = path;
+    putchar('\n');
+    if (!inspect_step(&step, &fault) && damaged++ == 0) *e = fault;
+  }
+  free(updates);
+  return n > 0 && damaged == 0;
+}

@@ -1,0 +1,128 @@
+/* A token stream: what its frame says, what its tokens are. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "data/data.h"
+#include "data/stream_file.h"
+#include "trainer/inspect.h"
+
+enum { PIECE = 1 << 16, SAMPLE_TOKENS = 240 };
+
+/* Without --verify only this many tokens are counted. */
+static const int64_t counted_at_most = (int64_t)1 << 26;
+
+static bool is_bytes(const struct stream_info *info) { return strcmp(info->tokenizer, "bytes") == 0; }
+
+static bool count_marks(const struct stream *s, bool all, struct error *e) {
+  const struct stream_info *info = stream_info(s);
+  const int64_t n = all || info->tokens < counted_at_most ? info->tokens : counted_at_most;
+  int32_t *ids = malloc(PIECE * sizeof *ids);
+  if (!ids) return error_set(e, ERROR_SYSTEM, "out of memory");
+  int64_t begins = 0, ends = 0;
+  bool good = true;
+  for (int64_t at = 0; good && at < n; at += PIECE) {
+    const int64_t count = n - at < PIECE ? n - at : PIECE;
+    good = stream_read(s, at, count, ids, e);
+    for (int64_t i = 0; good && i < count; i++) {
+      begins += ids[i] == TOKENIZER_BYTES_BOS;
+      ends += ids[i] == TOKENIZER_BYTES_EOS;
+    }
+  }
+  free(ids);
+  if (!good) return false;
+  char where[64] = "";
+  if (n < info->tokens) snprintf(where, sizeof where, " in the first %" PRId64 " tokens", n);
+  inspect_line("BOS, EOS", "%" PRId64 ", %" PRId64 "%s (ids %d, %d)", begins, ends, where, TOKENIZER_BYTES_BOS,
+               TOKENIZER_BYTES_EOS);
+  return true;
+}
+
+/* Bytes that a terminal would act upon are shown as \xNN, as is what is not UTF-8. */
+static void print_text(const unsigned char *text, int n) {
+  printf("  | ");
+  for (int i = 0; i < n;) {
+    const int tail = text[i] >= 0xF0 ? 3 : text[i] >= 0xE0 ? 2 : text[i] >= 0xC2 ? 1 : 0;
+    bool whole = text[i] >= 0xC2 && text[i] < 0xF5 && i + tail < n;
+    for (int j = 1; whole && j <= tail; j++) whole = (text[i + j] & 0xC0) == 0x80;
+    if (text[i] == '\n') {
+      printf("\n  | ");
+    } else if (whole) {
+      printf("%.*s", tail + 1, (const char *)text + i);
+      i += tail;
+    } else if ((text[i] >= ' ' && text[i] < 0x7F) || text[i] == '\t') {
+      putchar(text[i]);
+    } else {
+      printf("\\x%02x", text[i]);
+    }
+    i++;
+  }
+  putchar('\n');
+}
+
+static bool print_sample(const struct stream *s, int64_t first, struct error *e) {
+  const struct stream_info *info = stream_info(s);
+  if (first >= info->tokens)
+    return error_set(e, ERROR_USAGE, "--sample %" PRId64 ": %s has tokens 0 to %" PRId64, first, stream_path(s),
+                     info->tokens - 1);
+  const int64_t left = info->tokens - first, n = left < SAMPLE_TOKENS ? left : SAMPLE_TOKENS;
+  int32_t ids[SAMPLE_TOKENS];
+  unsigned char text[SAMPLE_TOKENS * 24];
+  int used = 0;
+  if (!stream_read(s, first, n, ids, e)) return false;
+  printf("  tokens %" PRId64 " to %" PRId64 "\n", first, first + n - 1);
+  if (!is_bytes(info)) {
+    for (int64_t i = 0; i < n; i++) printf("%s%d", i % 16 ? " " : i ? "\n  | " : "  | ", ids[i]);
+    putchar('\n');
+    return true;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    const char *mark = ids[i] == TOKENIZER_BYTES_BOS ? "<|begin_of_text|>" : ids[i] == TOKENIZER_BYTES_EOS ? "<|end_of_text|>" : "";
+    const size_t length = strlen(mark);
+    memcpy(text + used, mark, length);
+    used += (int)length;
+    used += tokenizer_bytes_decode(ids[i], (char *)text + used);
+  }
+  print_text(text, used);
+  return true;
+}
+
+static void print_sources(const char *sources) {
+  for (const char *line = sources; *line;) {
+    const int length = (int)strcspn(line, "\n");
+    inspect_line(line == sources ? "sources" : "", "%.*s", length, line);
+    line += length + (line[length] == '\n');
+  }
+}
+
+bool inspect_stream(const struct inspection *i, struct error *e) {
+  struct stream *s = stream_open(i->path, 0, e);
+  if (!s) return false;
+  const struct stream_info *info = stream_info(s);
+  const struct stream_header h = {.vocab_size = info->vocab_size, .tokens = info->tokens, .documents = info->documents};
+  struct stream_layout l;
+  char digest[HASH_TEXT];
+  hash_text(info->digest, digest);
+  bool good = stream_layout_of(&h, &l) || error_set(e, ERROR_INTERNAL, "%s: layout", i->path);
+  if (good) {
+    printf("%s: token stream, version %d\n", i->path, STREAM_VERSION);
+    inspect_line("tokens", "%" PRId64 " of %d bytes", info->tokens, l.token_bytes);
+    inspect_line("documents", "%" PRId64 ", %.1f tokens on average", info->documents,
+                 info->documents > 0 ? (double)info->tokens / (double)info->documents : 0);
+    inspect_line("tokenizer", "%s, vocabulary %d", info->tokenizer, info->vocab_size);
+    inspect_line("digest", "%s", digest);
+    inspect_line("file", "%" PRId64 " bytes, %" PRId64 " block%s of %d KiB", file_size(i->path), l.blocks,
+                 l.blocks == 1 ? "" : "s", STREAM_BLOCK >> 10);
+    print_sources(info->sources);
+    if (i->verify) {
+      good = stream_verify(s, e);
+      if (good) inspect_line("verified", "header, documents, every token and the digests of all blocks hold");
+    }
+    if (good && is_bytes(info)) good = count_marks(s, i->verify, e);
+    if (good && info->tokens > 0) good = print_sample(s, i->sample, e);
+  }
+  stream_close(s);
+  return good;
+}
