@@ -5,6 +5,7 @@
 #   make CROSS=aarch64 unit  base and kernels for aarch64, tests under qemu-user
 
 BUILD    ?= build
+JOBS     ?= $(shell nproc)
 CC        = gcc
 AR        = gcc-ar
 CSTD      = -std=c17 -D_GNU_SOURCE
@@ -54,7 +55,7 @@ UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%)
 # One rank of the worlds that tests/*_test.py launch with mpirun: tests/*_main.c.
 WORLDS     = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*_main.c))
 
-.PHONY: all lib help unit worlds deps demo check clean
+.PHONY: all lib help units unit worlds deps demo check clean
 ifeq ($(CROSS),aarch64)
 all: lib
 else
@@ -62,8 +63,9 @@ all: $(PROGRAM)
 endif
 lib: $(LIBRARY)
 
-help:
-	@sed -n '/^# *make /p;s/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile | expand -t 16
+	@sed -n 's/^# *\(make [A-Z].*\)/\1/p' Makefile
 
 $(LIBRARY): $(OBJECTS)
 	@rm -f $@
@@ -94,10 +96,28 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
 	$(Q)$(CC) -o $@ $^ $(LDLIBS)
 
 .PRECIOUS: $(BUILD)/tests/%.o
-unit: $(UNITS) ## unit tests
-	@for t in $(UNITS); do echo "# $$t"; $(RUNNER) $$t || exit 1; done
+units: $(UNITS)
+unit: $(UNITS) ## run the unit tests of this build
+	@tests/run $(if $(RUNNER),--with '$(RUNNER)') $(UNITS)
 
-worlds: $(WORLDS) ## programs that tests under mpirun launch
+worlds: $(WORLDS)
+
+deps: ## install the packages that building needs (Debian, Ubuntu)
+	@scripts/deps.sh build
+
+demo: ## train bf16 and mxfp4-row-sr side by side on real text: curves, a kill, a sample
+	@scripts/deps.sh demo
+	@$(MAKE) -j$(JOBS) --no-print-directory all
+	@scripts/demo.sh $(PROGRAM)
+
+# Everything: unit tests natively, for aarch64 and under sanitizers, then the
+# program from outside.
+check: ## every test; the last line is "N passed, N failed"
+	@scripts/deps.sh check
+	@$(MAKE) -j$(JOBS) --no-print-directory all units worlds
+	@$(MAKE) -j$(JOBS) --no-print-directory SANITIZE=1 all units
+	@$(MAKE) -j$(JOBS) --no-print-directory CROSS=aarch64 units
+	@BUILD=$(BUILD) tests/check
 
 clean: ## remove the build
 	rm -rf $(BUILD)
