@@ -95,7 +95,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
 	$(SAY) LD $@
 	$(Q)$(CC) -o $@ $^ $(LDLIBS)
 
-.PRECIOUS: $(BUILD)/tests/%.o
+.SECONDARY: $(UNITS:%=%.o) $(WORLDS:%=%.o)
 units: $(UNITS)
 unit: $(UNITS) ## run the unit tests of this build
 	@tests/run $(if $(RUNNER),--with '$(RUNNER)') $(UNITS)
