@@ -17,12 +17,15 @@
 #include "kernels/formats.h"
 
 enum {
-  BLOCK_DEPTH = 2048,             /* columns (k) packed at once, at most */
-  BLOCK_BYTES = 4 << 20,          /* of the panels of one operand's block */
-  TILE = GEMM_TILE_ROWS * GEMM_TILE_COLS,
-  STRIPS_MOST = 1 << 10,          /* of a block; bounds the table of exponents */
+  BLOCK_BYTES = 4 << 20, /* of the panels of one operand's block */
+  ROW_BYTES = 4096,      /* of a packed row, at most: columns (k) packed at once */
+  STRIPS_MOST = 1 << 10, /* of a block; bounds the table of exponents */
   /* Strips of a block whose sums are kept between slices of k. */
-  DEEP_ROWS = 5, DEEP_COLS = 8,
+  DEEP_ROWS = 10, DEEP_COLS = 16,
+  /* Of the second operand's panels, what tasks stay with while they go through the
+   * first's: it lies in the cache of one processor. */
+  RESIDENT_BYTES = 512 << 10,
+  TILE = GEMM_TILE_ROWS * GEMM_TILE_COLS,
   UNPACK_GROUPS = 8,
   UNPACK_BYTES = UNPACK_GROUPS * CONTRACT_GROUP * (GEMM_TILE_ROWS + GEMM_TILE_COLS) * (int)sizeof(float),
   WORKER_BYTES = TILE * (int)sizeof(float) + UNPACK_BYTES,
@@ -118,12 +121,14 @@ struct contraction {
   const struct operand *a, *b;
   const struct matrix *add;
   float factor;
+  int64_t deepest; /* columns of a slice */
   const struct gemm_kernel *kernel; /* packs, and runs where it is exact */
   const struct gemm_kernel *in_f32; /* runs where it is not */
   /* The block. */
   struct span rows, cols, depth;
   bool pack_a, pack_b, first_slice, last_slice;
   int64_t groups;             /* of the slice */
+  int64_t resident;           /* strips of b that tasks stay with */
   char *panels_a, *panels_b;  /* strips of GEMM_TILE_ROWS or _COLS rows */
   float *sums;                /* of every tile, between slices; NULL when k is one slice */
   char *workers;              /* WORKER_BYTES each */
@@ -212,7 +217,10 @@ static void write_tile(const struct contraction *c, const float *acc, int64_t ro
 
 static void tile_task(void *context, int64_t index, int worker) {
   const struct contraction *c = context;
-  int64_t strips_b = ceil_div(c->cols.count, GEMM_TILE_COLS), i = index / strips_b, j = index % strips_b;
+  int64_t strips_a = ceil_div(c->rows.count, GEMM_TILE_ROWS), strips_b = ceil_div(c->cols.count, GEMM_TILE_COLS);
+  int64_t resident = index / (strips_a * c->resident) * c->resident, place = index - resident * strips_a;
+  int64_t width = strips_b - resident < c->resident ? strips_b - resident : c->resident;
+  int64_t i = place / width, j = resident + place % width;
   int64_t rows = rows_of_strip(&c->rows, i, GEMM_TILE_ROWS), cols = rows_of_strip(&c->cols, j, GEMM_TILE_COLS);
   const char *a = strip_of(c->panels_a, c, i, GEMM_TILE_ROWS), *b = strip_of(c->panels_b, c, j, GEMM_TILE_COLS);
   char *own = c->workers + worker * WORKER_BYTES;
@@ -229,11 +237,13 @@ static void tile_task(void *context, int64_t index, int worker) {
 static void run_block(struct cpu_device *d, struct contraction *c) {
   int64_t strips_a = ceil_div(c->rows.count, GEMM_TILE_ROWS), strips_b = ceil_div(c->cols.count, GEMM_TILE_COLS);
   int64_t k = c->a->cols;
-  for (int64_t at = 0; at < k; at += BLOCK_DEPTH) {
-    c->depth = (struct span){at, k - at < BLOCK_DEPTH ? k - at : BLOCK_DEPTH};
+  for (int64_t at = 0; at < k; at += c->deepest) {
+    c->depth = (struct span){at, k - at < c->deepest ? k - at : c->deepest};
     c->groups = ceil_div(c->depth.count, CONTRACT_GROUP);
+    int64_t strip_bytes = GEMM_TILE_COLS * c->groups * CONTRACT_GROUP * c->kernel->element_bytes;
+    c->resident = strip_bytes < RESIDENT_BYTES ? RESIDENT_BYTES / strip_bytes : 1;
     c->first_slice = at == 0;
-    c->last_slice = at + BLOCK_DEPTH >= k;
+    c->last_slice = at + c->deepest >= k;
     int64_t packs = (c->pack_a ? strips_a : 0) + (c->pack_b ? strips_b : 0);
     if (packs) threads_run(d->threads, packs, pack_task, c);
     threads_run(d->threads, strips_a * strips_b, tile_task, c);
@@ -250,12 +260,10 @@ static int64_t strips_at_once(int64_t rows, int64_t strip_rows, int64_t depth, i
 
 static bool exact_in_bf16(const struct encoding *e) { return e->format == FORMAT_BF16 || e->format == FORMAT_MXFP4; }
 
-static bool is_executed(const struct operand *o) {
-  return encoding_is_plain(&o->encoding) || (o->encoding.format == FORMAT_MXFP4 && o->cols % 32 == 0 && o->scales);
+static bool is_executed(const struct device *d, const struct operand *o) {
+  return !cpu_refuse_encoding(d, &o->encoding) &&
+         (encoding_is_plain(&o->encoding) || (o->cols % CONTRACT_GROUP == 0 && o->scales));
 }
-
-/* 6 where codes are those of 6 z / s. */
-static bool has_sixth(const struct encoding *e) { return e->format == FORMAT_MXFP4 && e->scale != SCALE_MX_FLOOR; }
 
 static char *carve(char **at, int64_t bytes) {
   char *p = *at;
@@ -272,7 +280,7 @@ int64_t cpu_contract_scratch_bytes(const struct extent *x, int threads) {
 void cpu_contract(struct device *device, struct matrix *out, const struct operand *a, const struct operand *b,
                   const struct matrix *add) {
   struct cpu_device *d = cpu_of(device);
-  CPU_REQUIRE(is_executed(a) && is_executed(b), "operand encoding is not executed, or its cols are not whole blocks");
+  CPU_REQUIRE(is_executed(device, a) && is_executed(device, b), "operand encoding is not executed, or its cols are not whole blocks");
   CPU_REQUIRE(a->rows > 0 && b->rows > 0 && a->cols > 0, "empty operand");
   CPU_REQUIRE(a->cols == b->cols, "operands differ in cols");
   CPU_REQUIRE(out->rows == a->rows && out->cols == b->rows, "out is not [a.rows, b.rows]");
@@ -282,7 +290,8 @@ void cpu_contract(struct device *device, struct matrix *out, const struct operan
 
   struct choice isa = current_choice();
   bool bf16 = isa.bf16 && exact_in_bf16(&a->encoding) && exact_in_bf16(&b->encoding);
-  int sixths = has_sixth(&a->encoding) + has_sixth(&b->encoding);
+  /* Codes of MXFP4 are those of 6 z / s. */
+  int sixths = (a->encoding.format == FORMAT_MXFP4) + (b->encoding.format == FORMAT_MXFP4);
   struct contraction c = {.out = out, .a = a, .b = b, .add = add,
                           .factor = sixths == 2 ? 1.0f / 36.0f : sixths == 1 ? 1.0f / 6.0f : 1.0f,
                           .kernel = bf16 ? isa.bf16 : isa.fma, .in_f32 = isa.fma};
@@ -294,10 +303,11 @@ void cpu_contract(struct device *device, struct matrix *out, const struct operan
   c.exponent_b = (int *)(void *)carve(&at, STRIPS_MOST * sizeof(int));
   c.workers = at;
 
-  bool one_slice = a->cols <= BLOCK_DEPTH;
-  if (!one_slice) c.sums = (float *)(void *)sums;
-  int64_t depth = one_slice ? a->cols : BLOCK_DEPTH;
   int bytes = c.kernel->element_bytes;
+  c.deepest = ROW_BYTES / bytes;
+  bool one_slice = a->cols <= c.deepest;
+  if (!one_slice) c.sums = (float *)(void *)sums;
+  int64_t depth = one_slice ? a->cols : c.deepest;
   int64_t rows = GEMM_TILE_ROWS * strips_at_once(a->rows, GEMM_TILE_ROWS, depth, bytes, one_slice ? STRIPS_MOST : DEEP_ROWS);
   int64_t cols = GEMM_TILE_COLS * strips_at_once(b->rows, GEMM_TILE_COLS, depth, bytes, one_slice ? STRIPS_MOST : DEEP_COLS);
   for (int64_t row = 0; row < a->rows; row += rows) {

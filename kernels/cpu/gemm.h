@@ -9,9 +9,9 @@
  *   r = r + add                         where there is an addend
  *   out = round(r)                      a NaN becomes the quiet NaN 7fc00000 (BF16 7fc0)
  *
- * a_k, b_k are the decoded operands in FP32.  An MXFP4 element decodes to
- * q * 2^(b-127), exactly (it overflows to infinity where b >= 253 says so; b =
- * 255 is NaN); the 1/6 of rules that keep codes of 6 z / s is the factor's.
+ * a_k, b_k are the operands decoded to FP32, exactly.  Decoded MXFP4 is six times
+ * its value, code * 2^(byte - 127) (mxfp4_decode in kernels/formats.h, which also
+ * says where that is infinite); the factor makes up for it.
  *
  * The order does not depend on tiles, threads or instruction set.  It is the
  * order in which Intel AMX accumulates BF16 pairs (Intel's description of

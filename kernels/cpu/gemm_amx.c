@@ -75,12 +75,11 @@ TARGET static inline void transpose(__m512i t[SIDE]) {
 
 static inline uint32_t low_bits(int64_t n) { return n >= 32 ? 0xffffffffu : (1u << n) - 1u; }
 
-/* 32 elements of a row of an MXFP4 operand, block `block`. */
-TARGET static inline __m512i load_mxfp4(const struct operand *o, int64_t row, int64_t block) {
+/* 32 codes with one scale. */
+TARGET static inline __m512i decode_mxfp4(const uint8_t *codes, uint32_t byte) {
   const __m512i magnitudes = _mm512_broadcast_i64x4(
       _mm256_setr_epi16(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, (short)0x8000, (short)0xbf00,
                         (short)0xbf80, (short)0xbfc0, (short)0xc000, (short)0xc040, (short)0xc080, (short)0xc0c0));
-  uint32_t byte = o->scales[operand_scale_offset(row, block, o->cols / CONTRACT_GROUP)];
   __m512i table;
   if (byte >= 2 && byte <= 252) { /* normal and finite for every code: the exponent moves */
     table = _mm512_mask_add_epi16(magnitudes, 0xfefefefeu, magnitudes, _mm512_set1_epi16((short)(((int)byte - 127) * 128)));
@@ -89,8 +88,7 @@ TARGET static inline __m512i load_mxfp4(const struct operand *o, int64_t row, in
     for (uint32_t c = 0; c < 16; c++) slow[c] = (uint16_t)(f32_bits(mxfp4_decode(c, byte)) >> 16);
     table = _mm512_loadu_si512(slow);
   }
-  __m128i codes = _mm_loadu_si128((const void *)(o->codes + row * (o->cols / 2) + block * (CONTRACT_GROUP / 2)));
-  __m512i pairs = _mm512_cvtepu8_epi32(codes);
+  __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)codes));
   __m512i indices = _mm512_or_si512(_mm512_and_si512(pairs, _mm512_set1_epi32(0x0f)),
                                     _mm512_slli_epi32(_mm512_and_si512(pairs, _mm512_set1_epi32(0xf0)), 12));
   return _mm512_permutexvar_epi16(indices, table);
@@ -99,14 +97,17 @@ TARGET static inline __m512i load_mxfp4(const struct operand *o, int64_t row, in
 /* Columns [k, k + n), n <= 32, of rows [row, row + rows): a row of the operand in each row. */
 TARGET static inline void load_rows(__m512i t[SIDE], const struct operand *o, int64_t row, int64_t rows, int64_t k,
                                     int64_t n) {
-  __mmask32 mask = low_bits(n);
-  for (int64_t r = 0; r < SIDE; r++) {
-    if (r >= rows)
-      t[r] = _mm512_setzero_si512();
-    else if (o->encoding.format == FORMAT_MXFP4)
-      t[r] = load_mxfp4(o, row + r, k / CONTRACT_GROUP);
-    else
-      t[r] = _mm512_maskz_loadu_epi16(mask, o->codes + 2 * ((row + r) * o->cols + k));
+  int64_t whole = rows < SIDE ? rows : SIDE;
+  for (int64_t r = whole; r < SIDE; r++) t[r] = _mm512_setzero_si512();
+  if (o->encoding.format == FORMAT_MXFP4) {
+    const uint8_t *codes = o->codes + row * (o->cols / 2) + k / 2;
+    /* `row` is a multiple of 16: in the scales' layout its tile's rows are 16 bytes apart. */
+    const uint8_t *scales = o->scales + operand_scale_offset(row, k / CONTRACT_GROUP, o->cols / CONTRACT_GROUP);
+    for (int64_t r = 0; r < whole; r++) t[r] = decode_mxfp4(codes + r * (o->cols / 2), scales[r * 16]);
+  } else {
+    const uint8_t *from = o->codes + 2 * (row * o->cols + k);
+    __mmask32 mask = low_bits(n);
+    for (int64_t r = 0; r < whole; r++) t[r] = _mm512_maskz_loadu_epi16(mask, from + r * 2 * o->cols);
   }
 }
 
@@ -123,28 +124,39 @@ TARGET static inline void load_pairs(__m512i t[SIDE], const struct operand *o, i
   }
 }
 
-TARGET static inline int pack(char *to, const struct operand *o, int64_t row, int64_t rows, int64_t k, int64_t cols,
-                              bool second) {
+/* One tile, whose rows begin at `row`.  Returns the lesser, lane by lane, of `least` and its elements
+ * without sign, less one (so that zero is the largest). */
+TARGET static inline __m512i pack_tile(char *to, const struct operand *o, int64_t row, int64_t rows, int64_t k,
+                                       int64_t n, bool transposed, bool second, __m512i least) {
+  __m512i t[SIDE];
+  if (rows <= 0)
+    for (int i = 0; i < SIDE; i++) t[i] = _mm512_setzero_si512();
+  else if (transposed)
+    load_pairs(t, o, row, rows, k, n);
+  else
+    load_rows(t, o, row, rows, k, n);
+  if (transposed != second) transpose(t);
+  for (int i = 0; i < SIDE; i++) {
+    least = _mm512_min_epu16(least, _mm512_sub_epi16(_mm512_slli_epi16(t[i], 1), _mm512_set1_epi16(1)));
+    _mm512_store_si512(to + i * (TILE_BYTES / SIDE), t[i]);
+  }
+  return least;
+}
+
+/* Goes along the rows in memory: an operand's, or its columns where it is stored transposed. */
+TARGET static inline int pack(char *panels, const struct operand *o, int64_t row, int64_t rows, int64_t k,
+                              int64_t cols, bool second) {
   bool transposed = o->encoding.format == FORMAT_BF16 && o->view == VIEW_COLUMN;
-  __m512i least = _mm512_set1_epi16(-1); /* of the elements without sign, less one: zero is the largest */
-  for (int64_t panel = 0; panel < rows; panel += PANEL)
-    for (int64_t done = 0; done < cols; done += CONTRACT_GROUP)
-      for (int64_t r = panel; r < panel + PANEL; r += SIDE) {
-        int64_t n = cols - done < CONTRACT_GROUP ? cols - done : CONTRACT_GROUP;
-        __m512i t[SIDE];
-        if (r >= rows)
-          for (int i = 0; i < SIDE; i++) t[i] = _mm512_setzero_si512();
-        else if (transposed)
-          load_pairs(t, o, row + r, rows - r, k + done, n);
-        else
-          load_rows(t, o, row + r, rows - r, k + done, n);
-        if (transposed != second) transpose(t);
-        for (int i = 0; i < SIDE; i++) {
-          least = _mm512_min_epu16(least, _mm512_sub_epi16(_mm512_slli_epi16(t[i], 1), _mm512_set1_epi16(1)));
-          _mm512_store_si512(to + i * (TILE_BYTES / SIDE), t[i]);
-        }
-        to += TILE_BYTES;
-      }
+  int64_t groups = ceil_div(cols, CONTRACT_GROUP), count = ceil_div(rows, PANEL);
+  __m512i least = _mm512_set1_epi16(-1);
+  for (int64_t i = 0; i < (transposed ? groups : count); i++)
+    for (int64_t j = 0; j < (transposed ? count : groups); j++) {
+      int64_t group = transposed ? i : j, panel = transposed ? j : i;
+      int64_t done = group * CONTRACT_GROUP, n = cols - done < CONTRACT_GROUP ? cols - done : CONTRACT_GROUP;
+      char *to = panels + (panel * groups + group) * GROUP_BYTES;
+      for (int64_t r = panel * PANEL; r < (panel + 1) * PANEL; r += SIDE, to += TILE_BYTES)
+        least = pack_tile(to, o, row + r, rows - r, k + done, n, transposed, second, least);
+    }
   uint16_t all[32];
   _mm512_storeu_si512(all, least);
   int smallest = 255;

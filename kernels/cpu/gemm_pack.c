@@ -1,8 +1,9 @@
 /* Packing an operand into FP32 panels for the micro-kernels.
  *
- * Elements are decoded a few rows at a time into a small buffer that stays in
- * the nearest cache, then transposed in 4 x 4 blocks; a plain operand stored
- * transposed needs neither, its rows already run along the panel.
+ * Rows are decoded, a piece at a time, into a small buffer that stays in the
+ * nearest cache, and transposed in 4 x 4 blocks; rows in FP32 are transposed
+ * where they stand.  A plain operand stored transposed needs neither: its rows
+ * already run along the panel.
  */
 #include <string.h>
 
@@ -55,13 +56,13 @@ static inline float4 load4(const float *p) {
   return v;
 }
 
-/* panel[k * width + r] = buffer[r * PIECE + k] for r < count <= 4, k < n (a multiple of 4). */
-static inline void transpose4(float *panel, int width, const float *buffer, int64_t n, int count) {
-  const float *r1 = buffer + (count > 1 ? PIECE : 0), *r2 = buffer + (count > 2 ? 2 * PIECE : 0),
-              *r3 = buffer + (count > 3 ? 3 * PIECE : 0);
+/* panel[k * width + r] = rows[r * stride + k] for r < count <= 4, k < n (a multiple of 4). */
+static inline void transpose4(float *panel, int width, const float *rows, int64_t stride, int64_t n, int count) {
+  const float *r1 = rows + (count > 1 ? stride : 0), *r2 = rows + (count > 2 ? 2 * stride : 0),
+              *r3 = rows + (count > 3 ? 3 * stride : 0);
   size_t bytes = (size_t)count * sizeof(float);
   for (int64_t k = 0; k < n; k += 4) {
-    float4 a = load4(buffer + k), b = load4(r1 + k), c = load4(r2 + k), d = load4(r3 + k);
+    float4 a = load4(rows + k), b = load4(r1 + k), c = load4(r2 + k), d = load4(r3 + k);
     float4 ab_low = __builtin_shuffle(a, b, (index4){0, 4, 1, 5}), ab_high = __builtin_shuffle(a, b, (index4){2, 6, 3, 7});
     float4 cd_low = __builtin_shuffle(c, d, (index4){0, 4, 1, 5}), cd_high = __builtin_shuffle(c, d, (index4){2, 6, 3, 7});
     float4 t[4] = {__builtin_shuffle(ab_low, cd_low, (index4){0, 1, 4, 5}),
@@ -72,12 +73,12 @@ static inline void transpose4(float *panel, int width, const float *buffer, int6
   }
 }
 
-static void transpose(float *panel, int width, const float *buffer, int64_t n) {
+static void transpose(float *panel, int width, const float *rows, int64_t stride, int64_t n) {
   int r = 0;
-  for (; r + 4 <= width; r += 4) transpose4(panel + r, width, buffer + r * PIECE, n, 4);
-  if (width - r == 3) transpose4(panel + r, width, buffer + r * PIECE, n, 3);
-  if (width - r == 2) transpose4(panel + r, width, buffer + r * PIECE, n, 2);
-  if (width - r == 1) transpose4(panel + r, width, buffer + r * PIECE, n, 1);
+  for (; r + 4 <= width; r += 4) transpose4(panel + r, width, rows + r * stride, stride, n, 4);
+  if (width - r == 3) transpose4(panel + r, width, rows + r * stride, stride, n, 3);
+  if (width - r == 2) transpose4(panel + r, width, rows + r * stride, stride, n, 2);
+  if (width - r == 1) transpose4(panel + r, width, rows + r * stride, stride, n, 1);
 }
 
 /* One panel of an operand whose rows are contiguous. */
@@ -86,20 +87,28 @@ static void pack_rows(float *panel, int width, const struct operand *o, int64_t 
   float buffer[WIDEST_PANEL * PIECE];
   for (int64_t done = 0; done < cols; done += PIECE) {
     int64_t n = cols - done < PIECE ? cols - done : PIECE, whole = round_up(n, CONTRACT_GROUP);
+    int64_t first = row * o->cols + k + done;
+    if (o->encoding.format == FORMAT_F32 && rows == width && n == whole) {
+      transpose(panel + done * width, width, (const float *)(const void *)o->codes + first, o->cols, n);
+      continue;
+    }
     for (int64_t r = 0; r < width; r++) {
       float *values = buffer + r * PIECE;
-      int64_t filled = 0;
-      if (r < rows) {
-        if (o->encoding.format == FORMAT_MXFP4)
-          load_mxfp4(values, o, row + r, k + done, n);
-        else
-          load_plain(values, o, (row + r) * o->cols + k + done, n);
-        filled = n;
-      }
+      int64_t filled = r < rows ? n : 0;
+      if (filled && o->encoding.format == FORMAT_MXFP4)
+        load_mxfp4(values, o, row + r, k + done, n);
+      else if (filled)
+        load_plain(values, o, first + r * o->cols, n);
       memset(values + filled, 0, (size_t)(whole - filled) * sizeof(float));
     }
-    transpose(panel + done * width, width, buffer, whole);
+    transpose(panel + done * width, width, buffer, PIECE, whole);
   }
+}
+
+/* One column of a strip: `width` values to each of `count` panels `stride` apart. */
+static inline __attribute__((always_inline)) void spread(float *to, int64_t stride, const float *values, int64_t count,
+                                                         int width) {
+  for (int64_t p = 0; p < count; p++) memcpy(to + p * stride, values + p * width, (size_t)width * sizeof(float));
 }
 
 /* A whole strip of a plain operand stored transposed. */
@@ -112,8 +121,13 @@ static void pack_columns(float *panels, int width, const struct operand *o, int6
       load_plain(values, o, (k + i) * o->rows + row, rows);
     else if (i == cols)
       memset(values, 0, sizeof values);
-    for (int64_t p = 0; p < count; p++)
-      memcpy(panels + (p * whole + i) * width, values + p * width, (size_t)width * sizeof(float));
+    float *to = panels + i * width;
+    int64_t stride = whole * width;
+    switch (width) { /* a known width makes the copies plain moves */
+      case 6: spread(to, stride, values, count, 6); break;
+      case 32: spread(to, stride, values, count, 32); break;
+      default: spread(to, stride, values, count, width); break;
+    }
   }
 }
 
