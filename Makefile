@@ -55,7 +55,7 @@ UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%)
 # One rank of the worlds that tests/*_test.py launch with mpirun: tests/*_main.c.
 WORLDS     = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*_main.c))
 
-.PHONY: all lib help units unit worlds deps demo check clean
+.PHONY: all lib help units unit worlds bench-gemm deps demo check clean
 ifeq ($(CROSS),aarch64)
 all: lib
 else
@@ -101,6 +101,12 @@ unit: $(UNITS) ## run the unit tests of this build
 	@tests/run $(if $(RUNNER),--with '$(RUNNER)') $(UNITS)
 
 worlds: $(WORLDS)
+
+# OpenBLAS is only what this benchmark compares with.
+$(BUILD)/tests/bench_gemm.o: CFLAGS += $(shell pkg-config --cflags openblas | sed 's/-I\//-isystem \//g')
+$(BUILD)/tests/bench_gemm: LDLIBS += $(shell pkg-config --libs openblas)
+bench-gemm: $(BUILD)/tests/bench_gemm ## the CPU contraction beside OpenBLAS (libopenblas-dev)
+	@env -u OPENBLAS_CORETYPE $<
 
 deps: ## install the packages that building needs (Debian, Ubuntu)
 	@scripts/deps.sh build

@@ -95,8 +95,8 @@ void cpu_measure(struct device *d, struct measure *measured, const struct matrix
  *
  * cpu_isa_choose takes one of these names or "portable", the best one without
  * AMX; NULL = the environment's FP4D_ISA, and the best one where that is unset.
- * False with *e = ERROR_DEVICE when this processor has no such kernel.  Call it
- * before any contraction; one that comes first makes the NULL choice. */
+ * False with *e = ERROR_DEVICE when this processor has no such kernel.  Not
+ * during a contraction.  device_open makes the NULL choice. */
 bool cpu_isa_choose(const char *name, struct error *e);
 const char *cpu_isa_name(void);
 

@@ -105,6 +105,7 @@ struct device *device_open(const char *backend, int threads, struct error *e) {
     error_hint(e, "give a positive number, or 0 for all processors");
     return NULL;
   }
+  if (!cpu_isa_choose(NULL, e)) return NULL;
   struct cpu_device *d = calloc(1, sizeof *d);
   if (!d) {
     error_set(e, ERROR_SYSTEM, "no memory for the cpu device");

@@ -261,7 +261,7 @@ static int64_t strips_at_once(int64_t rows, int64_t strip_rows, int64_t depth, i
 static bool exact_in_bf16(const struct encoding *e) { return e->format == FORMAT_BF16 || e->format == FORMAT_MXFP4; }
 
 static bool is_executed(const struct device *d, const struct operand *o) {
-  return !cpu_refuse_encoding(d, &o->encoding) &&
+  return !cpu_refuse_encoding(d, &o->encoding, o->view) &&
          (encoding_is_plain(&o->encoding) || (o->cols % CONTRACT_GROUP == 0 && o->scales));
 }
 
