@@ -37,8 +37,8 @@ bool checkpoint_save(struct comm *c, const char *folder, int64_t update, const s
 
 struct checkpoint; /* an opened one; opaque */
 
-/* Opens PATH (a step folder).  Checks manifest, sizes and, with `verify`, the
- * hash of every file. */
+/* Opens PATH (a step folder).  Checks manifest, sizes, that the slices make up
+ * every tensor and, with `verify`, the hash of every file. */
 struct checkpoint *checkpoint_open(const char *path, bool verify, struct error *e);
 
 /* The newest whole checkpoint of FOLDER, verified; damaged ones are passed

@@ -26,7 +26,9 @@ static void open_library(void) {
   /* Lustre, NFS and GPFS mounts without flock refuse HDF5's locks; a run's
    * folder is guarded by its own lock. */
   setenv("HDF5_USE_FILE_LOCKING", "FALSE", 0);
-  if (H5open() < 0) return;
+  /* A file that could not be closed (disk full) stays open inside the library,
+   * which would try it again, and complain, when the process ends. */
+  if (H5dont_atexit() < 0 || H5open() < 0) return;
   H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* errors are reported by us */
   bf16_type = make_bf16_type();
 }
@@ -93,7 +95,10 @@ bool hdf5_write(const char *path, const struct tensor_slice *slices, int n, stru
   if (file >= 0 && H5Fclose(file) < 0 && good) good = hdf5_failed(e, "cannot close", path);
   H5Pclose(link);
   H5Pclose(access);
-  return good && sync_file(path, e);
+  good = good && sync_file(path, e);
+  /* The library may hold a failed file open: give its blocks back to the disk. */
+  if (!good && file >= 0 && truncate(path, 0) != 0) error_context(e, "%s stays as it is", path);
+  return good;
 }
 
 /* ---- reading -------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* fp4d: the program. */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -41,6 +42,7 @@ static int run(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+  signal(SIGXFSZ, SIG_IGN); /* a write beyond `ulimit -f` fails like one on a full disk */
   int code = run(argc, argv);
   if ((fflush(stdout) != 0 || ferror(stdout)) && code == ERROR_NONE) {
     log_error("cannot write to standard output: %s", strerror(errno));
