@@ -1,0 +1,248 @@
+/* Damage: what is broken is named and passed over, and the one before is used. */
+#include <hdf5.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "tests/checkpoints_rig.h"
+
+#define OLD "d/step-00000003"
+#define NEW "d/step-00000006"
+#define NEW_FILE NEW "/rank-00000.h5"
+
+static void fresh(void) {
+  CHECK(file_remove_tree("d", ERROR_SYSTEM, &failure));
+  CHECK(rig_save("d", 3, 0) && rig_save("d", 6, 0));
+}
+
+/* The newest is passed over with a warning that says `what`, and 3 is used. */
+static void passed_over(const char *what) {
+  int was = rig_quiet_begin();
+  int64_t update = rig_newest("d");
+  const char *text = rig_quiet_end(was);
+  if (update != 3 || !strstr(text, "warning: checkpoint passed over: ") || !strstr(text, what))
+    FAIL("%s: newest is %d: %s", what, (int)update, text);
+}
+
+static void flip(const char *path, int64_t at, unsigned char mask) {
+  unsigned char byte;
+  int fd = open(path, O_RDWR);
+  CHECK(fd >= 0 && pread(fd, &byte, 1, at) == 1);
+  byte ^= mask;
+  CHECK(pwrite(fd, &byte, 1, at) == 1);
+  close(fd);
+}
+
+TEST(flipped) {
+  fresh();
+  const int64_t bytes = file_size(NEW_FILE);
+  for (int i = 0; i < 64; i++) {
+    const int64_t at = i < 8 ? i : i < 16 ? bytes - 1 - (i - 8) : rig_bits(1, i, 1) % bytes;
+    flip(NEW_FILE, at, (unsigned char)(1 << i % 8));
+    passed_over(NEW_FILE " is damaged: its checksum differs");
+    struct checkpoint *k = checkpoint_open(NEW, true, &failure);
+    if (k) FAIL("byte %d", (int)at);
+    checkpoint_close(k);
+    /* not verified: an error, or values; never a crash */
+    k = checkpoint_open(NEW, false, &failure);
+    if (k) {
+      static char data[4 * RIG_LARGEST];
+      for (int t = 0; t < checkpoint_tensor_count(k) && t < RIG_TENSORS; t++) {
+        struct tensor_slice s = rig_slice(t, 0, rig_shape[t].rows, data);
+        checkpoint_read(k, &s, 1, &failure);
+      }
+    }
+    checkpoint_close(k);
+    flip(NEW_FILE, at, (unsigned char)(1 << i % 8));
+  }
+  CHECK_EQ_I64(rig_newest("d"), 6);
+}
+
+TEST(truncated) {
+  fresh();
+  const int64_t bytes = file_size(NEW_FILE), at[] = {bytes - 1, bytes / 2, 4096, 100, 8, 1, 0};
+  for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+    CHECK(truncate(NEW_FILE, at[i]) == 0);
+    passed_over("bytes, the manifest says");
+    struct hdf5_file *f = hdf5_open(NEW_FILE, &failure);
+    if (f) FAIL("opens with %d of %d bytes", (int)at[i], (int)bytes);
+    hdf5_close(f);
+    CHECK(strstr(failure.message, "cannot open " NEW_FILE ": HDF5: "));
+  }
+  int fd = open(NEW_FILE, O_WRONLY | O_APPEND);
+  for (int64_t i = 0; i <= bytes; i++) CHECK(write(fd, "", 1) == 1);
+  close(fd);
+  passed_over("bytes, the manifest says"); /* longer */
+}
+
+TEST(missing) {
+  fresh();
+  CHECK(unlink(NEW_FILE) == 0);
+  passed_over(NEW_FILE " is missing");
+  CHECK(file_make_folder(NEW_FILE, ERROR_SYSTEM, &failure));
+  passed_over("rank-00000.h5");
+  fresh();
+  CHECK(unlink(NEW "/manifest.json") == 0);
+  passed_over("cannot open " NEW "/manifest.json");
+  CHECK(file_remove_tree(NEW, ERROR_SYSTEM, &failure));
+  rig_put(NEW, "a file");
+  passed_over(NEW);
+}
+
+TEST(manifests) {
+  static const char *const broken[] = {
+      "", "{", "[]", "{}", "nul\0", "{\"format\":\"fp4d-checkpoint\",\"version\":2,\"update\":6,\"files\":[],\"meta\":\"{}\"}",
+      "{\"format\":\"other\",\"version\":1,\"update\":6,\"files\":[{\"name\":\"rank-00000.h5\",\"bytes\":1,"
+      "\"xxh3_128\":\"00000000000000000000000000000000\"}],\"meta\":\"{}\"}",
+      "{\"format\":\"fp4d-checkpoint\",\"version\":1,\"update\":6,\"files\":[],\"meta\":\"{}\"}",
+      "{\"format\":\"fp4d-checkpoint\",\"version\":1,\"update\":6,\"files\":[{}],\"meta\":\"{}\"}",
+      "{\"format\":\"fp4d-checkpoint\",\"version\":1,\"update\":6,\"files\":[{\"name\":\"../../etc/passwd\",\"bytes\":1,"
+      "\"xxh3_128\":\"00000000000000000000000000000000\"}],\"meta\":\"{}\"}",
+      "{\"format\":\"fp4d-checkpoint\",\"version\":1,\"update\":6,\"files\":[{\"name\":\"rank-00000.h5\",\"bytes\":1,"
+      "\"xxh3_128\":\"zz\"}],\"meta\":\"{}\"}",
+      "{\"format\":\"fp4d-checkpoint\",\"version\":1,\"update\":6,\"files\":[{\"name\":\"rank-00000.h5\",\"bytes\":1,"
+      "\"xxh3_128\":\"00000000000000000000000000000000\"}]}",
+      "{\"format\":\"fp4d-checkpoint\",\"format\":\"fp4d-checkpoint\"}",
+  };
+  fresh();
+  char *whole;
+  size_t bytes;
+  CHECK(file_read(NEW "/manifest.json", 1 << 20, ERROR_SYSTEM, &whole, &bytes, &failure));
+  for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+    rig_put(NEW "/manifest.json", broken[i]);
+    passed_over("manifest.json");
+  }
+  for (size_t cut = 0; cut < bytes - 1; cut += 7) { /* any beginning of it; only the last line break may go */
+    CHECK(file_publish(NEW "/manifest.json", whole, cut, ERROR_SYSTEM, &failure));
+    passed_over("manifest.json");
+  }
+  CHECK(file_publish(NEW "/manifest.json", whole, bytes, ERROR_SYSTEM, &failure));
+  CHECK_EQ_I64(rig_newest("d"), 6);
+  free(whole);
+}
+
+TEST(all_damaged) {
+  fresh();
+  CHECK(truncate(NEW_FILE, 10) == 0 && unlink(OLD "/rank-00000.h5") == 0);
+  int was = rig_quiet_begin();
+  CHECK_EQ_I64(rig_newest("d"), -2);
+  rig_quiet_end(was);
+  CHECK_EQ_I64(failure.code, ERROR_CHECKPOINT);
+  CHECK(strstr(failure.message, "d holds no whole checkpoint; the newest: " NEW_FILE));
+  CHECK(failure.hint[0]);
+}
+
+/* Foreign HDF5 files and datasets. */
+TEST(foreign) {
+  hid_t file = H5Fcreate("foreign.h5", H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  const hsize_t shape[3] = {2, 2, 2};
+  hid_t space = H5Screate_simple(3, shape, NULL);
+  hid_t dataset = H5Dcreate2(file, "x", H5T_IEEE_F32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+  H5Dclose(dataset);
+  H5Sclose(space);
+  H5Fclose(file);
+  CHECK(!hdf5_open("foreign.h5", &failure));
+  CHECK_STR(failure.message, "foreign.h5 holds a dataset that is not a tensor slice of fp4d");
+  rig_put("text.h5", "nothing of the kind");
+  CHECK(!hdf5_open("text.h5", &failure));
+  CHECK(!hdf5_open("absent.h5", &failure));
+  CHECK(strstr(failure.message, "absent.h5"));
+}
+
+/* ---- a process that dies while it writes ------------------------------------- */
+
+static void die(int signal_number) {
+  (void)signal_number;
+  kill(getpid(), SIGKILL);
+}
+
+/* Writes a large slice, then one whose memory is not there: the process dies
+ * inside the second H5Dwrite, before H5Fclose. */
+static int write_and_die(void *argument) {
+  (void)argument;
+  signal(SIGSEGV, die);
+  const int64_t rows = 1 << 20;
+  float *large = calloc((size_t)rows, sizeof *large);
+  void *nowhere = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  struct tensor_slice slices[] = {
+      {.name = "param/large", .dtype = DTYPE_F32, .global_rows = rows, .cols = 1, .rows = rows, .data = large},
+      {.name = "param/nowhere", .dtype = DTYPE_F32, .global_rows = 8, .cols = 1, .rows = 8, .data = nowhere},
+  };
+  return hdf5_write("unclosed.h5", slices, 2, &failure);
+}
+
+TEST(unclosed) {
+  const int status = rig_child(write_and_die, NULL);
+  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  CHECK(file_size("unclosed.h5") >= 4 << 20); /* the large one is there */
+  CHECK(!hdf5_open("unclosed.h5", &failure));
+  CHECK(strstr(failure.message, "cannot open unclosed.h5: HDF5: "));
+}
+
+enum { RACE_ROWS = 1 << 19 };
+
+static int save_many(void *argument) {
+  static float data[RACE_ROWS];
+  const int64_t first = *(int64_t *)argument;
+  for (int64_t update = first; update < first + 100; update++) {
+    for (int i = 0; i < RACE_ROWS; i++) data[i] = (float)update;
+    struct tensor_slice s = {.name = "param/x", .dtype = DTYPE_F32, .global_rows = RACE_ROWS, .cols = 1,
+                             .rows = RACE_ROWS, .data = data};
+    if (!checkpoint_save(world, "race", update, &s, 1, "{}", 2, &failure)) return 1;
+  }
+  return 0;
+}
+
+/* Killed at any moment of a save, the folder always holds a whole checkpoint,
+ * and the next saver cleans up. */
+TEST(killed_at_random_moments) {
+  static float data[RACE_ROWS];
+  int64_t newest = 0;
+  uint32_t random = 12345;
+  for (int trial = 0; trial < 20; trial++) {
+    int64_t first = newest + 1;
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) _exit(save_many(&first));
+    random = random * 1664525u + 1013904223u;
+    nanosleep(&(struct timespec){.tv_nsec = 2000000 + (long)(random >> 8) % 40000000}, NULL);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    int was = rig_quiet_begin();
+    struct checkpoint *k = checkpoint_open_newest("race", &failure);
+    rig_quiet_end(was);
+    if (!k) {
+      if (failure.code != ERROR_NONE || newest > 0) FAIL("trial %d: %s", trial, failure.message);
+      continue;
+    }
+    struct tensor_slice s = {.name = "param/x", .dtype = DTYPE_F32, .global_rows = RACE_ROWS, .cols = 1,
+                             .rows = RACE_ROWS, .data = data};
+    CHECK(checkpoint_update(k) >= newest);
+    newest = checkpoint_update(k);
+    CHECK(checkpoint_read(k, &s, 1, &failure));
+    for (int i = 0; i < RACE_ROWS; i++)
+      if (data[i] != (float)newest) {
+        FAIL("trial %d: element %d of update %d is %g", trial, i, (int)newest, (double)data[i]);
+        break;
+      }
+    checkpoint_close(k);
+  }
+  CHECK(newest > 0);
+  struct tensor_slice s = {.name = "param/x", .dtype = DTYPE_F32, .global_rows = 1, .cols = 1, .rows = 1, .data = data};
+  CHECK(checkpoint_save(world, "race", newest + 1, &s, 1, "{}", 1, &failure));
+  char left[64];
+  snprintf(left, sizeof left, "latest step-%08d", (int)newest + 1);
+  CHECK_STR(rig_names("race"), left);
+}
+
+static void tests(void) {
+  RUN(flipped);
+  RUN(truncated);
+  RUN(missing);
+  RUN(manifests);
+  RUN(all_damaged);
+  RUN(foreign);
+  RUN(unclosed);
+  RUN(killed_at_random_moments);
+}
+
+int main(void) { return rig_main(tests); }

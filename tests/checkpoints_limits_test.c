@@ -1,0 +1,104 @@
+/* Full disks, file systems without locks. */
+#include <sys/file.h>
+#include <sys/resource.h>
+
+#include "tests/checkpoints_rig.h"
+
+/* ---- a file that may not grow -------------------------------------------------- */
+
+/* Saves with files limited to *argument bytes, then without a limit. */
+static int save_limited(void *argument) {
+  const int64_t bytes = *(int64_t *)argument;
+  struct rlimit limit, before;
+  if (!rig_save("full", 3, 0)) return 2;
+  signal(SIGXFSZ, SIG_IGN); /* then a write fails, as on a full disk */
+  getrlimit(RLIMIT_FSIZE, &before);
+  limit = before;
+  limit.rlim_cur = (rlim_t)bytes;
+  setrlimit(RLIMIT_FSIZE, &limit);
+  failure = (struct error){0};
+  if (rig_save("full", 6, 0)) return 3;
+  if (failure.code != ERROR_CHECKPOINT || !failure.message[0]) return 4;
+  if (strcmp(rig_names("full"), "latest step-00000003") != 0) return 5;
+  setrlimit(RLIMIT_FSIZE, &before);
+  if (rig_newest("full") != 3) return 6;
+  if (!rig_save("full", 6, 0) || !rig_save("full", 9, 2)) return 7; /* room again: the same update, others */
+  if (rig_newest("full") != 9) return 8;
+  if (strcmp(rig_names("full"), "latest step-00000006 step-00000009") != 0) return 9;
+  return 0;
+}
+
+TEST(full_disk) {
+  CHECK(rig_save("measure", 1, 0));
+  const int64_t whole = file_size("measure/step-00000001/rank-00000.h5");
+  for (int i = 0; i < 24; i++) {
+    int64_t bytes = i < 4 ? i * 40 : i < 20 ? whole * (i - 3) / 17 : whole - (i - 19);
+    CHECK(file_remove_tree("full", ERROR_SYSTEM, &failure));
+    int was = rig_quiet_begin();
+    const int status = rig_child(save_limited, &bytes);
+    const char *text = rig_quiet_end(was);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 || text[0])
+      FAIL("%d of %d bytes: wait status %d, said \"%s\"", (int)bytes, (int)whole, status, text);
+  }
+}
+
+/* A failed file's blocks go back to the disk although HDF5 may hold it open. */
+static int blocks_are_freed(void *argument) {
+  (void)argument;
+  const int64_t rows = 1 << 20;
+  float *data = calloc((size_t)rows, sizeof *data);
+  struct tensor_slice s = {.name = "param/x", .dtype = DTYPE_F32, .global_rows = rows, .cols = 1, .rows = rows, .data = data};
+  struct rlimit limit;
+  signal(SIGXFSZ, SIG_IGN);
+  getrlimit(RLIMIT_FSIZE, &limit);
+  limit.rlim_cur = 3 << 20;
+  setrlimit(RLIMIT_FSIZE, &limit);
+  const bool good = hdf5_write("part.h5", &s, 1, &failure);
+  free(data);
+  if (good) return 2;
+  return file_size("part.h5") == 0 ? 0 : 3;
+}
+
+TEST(blocks) {
+  const int status = rig_child(blocks_are_freed, NULL);
+  CHECK(WIFEXITED(status));
+  CHECK_EQ_I64(WEXITSTATUS(status), 0);
+}
+
+/* ---- locks ----------------------------------------------------------------------- */
+
+/* Somebody else's lock (or a file system that knows none) does not matter... */
+static int write_locked(void *argument) {
+  const char *setting = argument;
+  if (setting)
+    setenv("HDF5_USE_FILE_LOCKING", setting, 1);
+  else
+    unsetenv("HDF5_USE_FILE_LOCKING");
+  struct tensor_slice slices[RIG_TENSORS];
+  rig_slices(slices, 1);
+  if (!hdf5_write("locked.h5", slices, RIG_TENSORS, &failure)) return 2;
+  int fd = open("locked.h5", O_RDWR);
+  if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) != 0) return 3;
+  struct hdf5_file *f = hdf5_open("locked.h5", &failure);
+  const bool opened = f != NULL;
+  hdf5_close(f);
+  return opened ? 0 : 1;
+}
+
+TEST(locks) {
+  int status = rig_child(write_locked, NULL);
+  CHECK(WIFEXITED(status));
+  CHECK_EQ_I64(WEXITSTATUS(status), 0);
+  char yes[] = "TRUE"; /* ... unless the user wants HDF5 to look at locks */
+  status = rig_child(write_locked, yes);
+  CHECK(WIFEXITED(status));
+  CHECK_EQ_I64(WEXITSTATUS(status), 1);
+}
+
+static void tests(void) {
+  RUN(locks); /* first: the library reads its environment once */
+  RUN(full_disk);
+  RUN(blocks);
+}
+
+int main(void) { return rig_main(tests); }
