@@ -58,6 +58,12 @@ const struct tensor_slice *checkpoint_tensor(const struct checkpoint *k, int i);
 bool checkpoint_read(struct checkpoint *k, const struct tensor_slice *slices, int n_slices, struct error *e);
 void checkpoint_close(struct checkpoint *k);
 
+/* A run goes on from `update`: checkpoints of later updates in FOLDER (damaged
+ * ones that were passed over, or those of a run that was taken back) are renamed
+ * to superseded-N, so that no later start takes them for its newest.  One rank
+ * calls it, under the run folder's lock. */
+bool checkpoint_set_aside(const char *folder, int64_t update, struct error *e);
+
 /* Lists steps present in FOLDER into text ("step-3, step-6"), for errors. */
 void checkpoint_list(const char *folder, char *text, int size);
 

@@ -159,6 +159,10 @@ void checkpoint_close(struct checkpoint *k) {
   free(k);
 }
 
+bool checkpoint_set_aside(const char *folder, int64_t update, struct error *e) {
+  return store_set_aside(folder, update, e);
+}
+
 void checkpoint_list(const char *folder, char *text, int size) {
   int64_t *updates;
   int n;

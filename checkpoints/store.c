@@ -159,6 +159,41 @@ bool store_prune(const char *folder, int keep, struct error *e) {
   return good;
 }
 
+/* A free name for a step that no longer counts. */
+static bool superseded_path(const char *folder, int64_t update, char path[STORE_PATH], struct error *e) {
+  for (int i = 1; i < 1000; i++) {
+    if (i == 1)
+      snprintf(path, STORE_PATH, "%s/superseded-%08" PRId64, folder, update);
+    else
+      snprintf(path, STORE_PATH, "%s/superseded-%08" PRId64 ".%d", folder, update, i);
+    if (!file_exists(path)) return true;
+  }
+  return error_set(e, ERROR_CHECKPOINT, "%s holds too many superseded checkpoints of update %" PRId64, folder, update);
+}
+
+bool store_set_aside(const char *folder, int64_t update, struct error *e) {
+  int64_t *updates;
+  int n, moved = 0;
+  if (!store_list(folder, &updates, &n, e)) return false;
+  bool good = true;
+  char path[STORE_PATH], aside[STORE_PATH];
+  for (int i = 0; good && i < n; i++) {
+    if (updates[i] <= update) continue;
+    store_step_path(folder, updates[i], path);
+    good = superseded_path(folder, updates[i], aside, e) &&
+           (rename(path, aside) == 0 || error_errno(e, ERROR_CHECKPOINT, "cannot rename %s to %s", path, aside));
+    if (good) log_warning("%s no longer counts: set aside as %s", path, aside);
+    moved++;
+  }
+  free(updates);
+  if (!good || moved == 0) return good;
+  store_step_path(folder, update, path);
+  if (file_exists(path)) return point_latest(folder, update, e);
+  snprintf(path, sizeof path, "%s/latest", folder);
+  if (unlink(path) != 0 && errno != ENOENT) return error_errno(e, ERROR_CHECKPOINT, "cannot remove %s", path);
+  return file_sync_folder(folder, ERROR_CHECKPOINT, e);
+}
+
 static bool clean_entry(void *context, const char *name, struct error *e) {
   const char *folder = context;
   const size_t n = strlen(name);

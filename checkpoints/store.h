@@ -25,6 +25,10 @@ bool store_publish(const char *folder, int64_t update, struct error *e);
 /* Removes all but the newest `keep` steps (0: none), manifest first. */
 bool store_prune(const char *folder, int keep, struct error *e);
 
+/* Renames the steps after `update` to superseded-N and lets `latest` be the step
+ * of `update`, or absent where the folder has none.  What was renamed is logged. */
+bool store_set_aside(const char *folder, int64_t update, struct error *e);
+
 /* Removes temporaries that an earlier process left. */
 bool store_clean(const char *folder, struct error *e);
 

@@ -7,6 +7,7 @@
 #include "trainer/control.h"
 #include "trainer/loop.h"
 #include "trainer/report.h"
+#include "trainer/state.h"
 
 struct train_arguments {
   const char *config, *resume;
@@ -37,7 +38,9 @@ static bool open_records(struct run *run, bool resumed, struct record_file **rec
   bool good = true;
   if (run->rank == 0) {
     *records = record_open(run->config.run.folder, run->update, e);
-    good = *records != NULL;
+    char folder[1024];
+    state_folder(run, folder, sizeof folder);
+    good = *records != NULL && (!resumed || checkpoint_set_aside(folder, run->update, e));
   }
   if (!comm_agree(run->comm, good, e)) return false;
   json_t *start = report_start(run, resumed);

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "kernels/formats.h"
+#include "trainer/changes.h"
 #include "trainer/record.h"
 #include "trainer/version.h"
 
@@ -255,19 +256,6 @@ static bool hash_from_json(const json_t *value, struct hash *out) {
   return text && sscanf(text, "%16" SCNx64 "%16" SCNx64, &out->high, &out->low) == 2;
 }
 
-/* Logs every key whose value differs; both texts are dumps of the same table. */
-static void report_changes(const char *was, const char *is) {
-  char section[64] = "";
-  while (*was && *is) {
-    const size_t n = strcspn(was, "\n"), m = strcspn(is, "\n");
-    if (*is != ' ') snprintf(section, sizeof section, "%.*s", (int)strcspn(is, ":\n"), is);
-    if (n != m || memcmp(was, is, n) != 0)
-      log_info("configuration changed since the checkpoint: %s: %.*s -> %.*s", section, (int)n, was, (int)m, is);
-    was += n + (was[n] == '\n');
-    is += m + (is[m] == '\n');
-  }
-}
-
 static bool read_counters(struct run *run, struct checkpoint *k, struct error *e) {
   json_error_t where;
   json_t *meta = json_loads(checkpoint_meta(k), 0, &where);
@@ -284,7 +272,7 @@ static bool read_counters(struct run *run, struct checkpoint *k, struct error *e
     hash_text(digest, was);
     hash_text(stream_info(run->train)->digest, is);
     if (run->config.data.allow_change) {
-      log_warning("the training stream changed: digest %s -> %s (data.allow_change)", was, is);
+      if (run->rank == 0) log_warning("the training stream changed: digest %s -> %s (data.allow_change)", was, is);
     } else {
       good = error_set(e, ERROR_DATA, "the training stream %s is not the one this run read: digest %s, now %s",
                        run->config.data.train, was, is);
@@ -298,7 +286,7 @@ static bool read_counters(struct run *run, struct checkpoint *k, struct error *e
     detector_from_json(&run->divergence.loss, json_object_get(meta, "loss_window"));
     detector_from_json(&run->divergence.grad_norm, json_object_get(meta, "grad_norm_window"));
     const char *config = json_string_value(json_object_get(meta, "config"));
-    if (config && run->rank == 0) report_changes(config, run->config_text);
+    if (config && run->rank == 0) changes_log(config, run->config_text);
   }
   json_decref(meta);
   return good;
