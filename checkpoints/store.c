@@ -97,26 +97,6 @@ static bool step_aside(const char *folder, int64_t update, char aside[STORE_PATH
   return errno == ENOENT || error_errno(e, ERROR_CHECKPOINT, "cannot replace %s", path);
 }
 
-/* Checkpoints beyond `update` are of a course that the run has left (it went
- * back to an older one): a start must not go on from them.  Kept, under
- * another name, for whoever wants them. */
-static bool leave_newer(const char *folder, int64_t update, struct error *e) {
-  int64_t *updates;
-  int n;
-  if (!store_list(folder, &updates, &n, e)) return false;
-  bool good = true;
-  for (int i = n - 1; good && i >= 0 && updates[i] > update; i--) {
-    char path[STORE_PATH], left[STORE_PATH];
-    store_step_path(folder, updates[i], path);
-    snprintf(left, sizeof left, "%s/left-%08" PRId64, folder, updates[i]);
-    good = file_remove_tree(left, ERROR_CHECKPOINT, e) &&
-           (rename(path, left) == 0 || error_errno(e, ERROR_CHECKPOINT, "cannot rename %s to %s", path, left));
-    if (good) log_warning("the run went back: %s is now %s, remove it if nobody needs it", path, left);
-  }
-  free(updates);
-  return good;
-}
-
 static bool point_latest(const char *folder, int64_t update, struct error *e) {
   char link[STORE_PATH], latest[STORE_PATH], target[64];
   snprintf(target, sizeof target, "step-%08" PRId64, update);
@@ -132,7 +112,7 @@ bool store_publish(const char *folder, int64_t update, struct error *e) {
   char temporary[STORE_PATH], path[STORE_PATH], aside[STORE_PATH];
   store_temporary_path(folder, update, temporary);
   store_step_path(folder, update, path);
-  if (!file_sync_folder(temporary, ERROR_CHECKPOINT, e) || !leave_newer(folder, update, e)) return false;
+  if (!file_sync_folder(temporary, ERROR_CHECKPOINT, e)) return false;
   if (!step_aside(folder, update, aside, e)) return false;
   if (rename(temporary, path) != 0)
     return error_errno(e, ERROR_CHECKPOINT, "cannot rename %s to %s", temporary, path);

@@ -18,8 +18,7 @@ void store_temporary_path(const char *folder, int64_t update, char path[STORE_PA
 bool store_list(const char *folder, int64_t **updates, int *n, struct error *e);
 
 /* Makes a fully written temporary folder the checkpoint of `update` and points
- * `latest` at it; durable when it returns.  It replaces one of the same update;
- * steps beyond `update` (the run went back to an older one) become left-N. */
+ * `latest` at it; durable when it returns.  It replaces one of the same update. */
 bool store_publish(const char *folder, int64_t update, struct error *e);
 
 /* Removes all but the newest `keep` steps (0: none), manifest first. */
