@@ -157,6 +157,10 @@ struct device; /* opaque */
 struct kernels {
   const char *backend; /* "cpu", "sm90", "sm100" */
 
+  /* What the device computes with, for the run's record: "2 threads, contractions
+   * by amx-bf16". */
+  void (*describe)(const struct device *d, char *text, int size);
+
   /* NULL when the backend executes this encoding as an operand of this view
    * of a contraction, else why not, as words that follow "mxfp4/...: ". */
   const char *(*refuse_encoding)(const struct device *d, const struct encoding *e, enum view view);

@@ -39,7 +39,7 @@ static bool open_records(struct run *run, bool resumed, struct record_file **rec
   if (run->rank == 0) {
     *records = record_open(run->config.run.folder, run->update, e);
     char folder[1024];
-    state_folder(run, folder, sizeof folder);
+    state_folder(run->config.run.folder, folder, sizeof folder);
     good = *records != NULL && (!resumed || checkpoint_set_aside(folder, run->update, e));
   }
   if (!comm_agree(run->comm, good, e)) return false;

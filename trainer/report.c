@@ -100,7 +100,7 @@ static void describe_line(void *context, const char *text) {
 json_t *report_start(struct run *run, bool resumed) {
   const struct config *c = &run->config;
   json_t *o = json_object(), *memory = json_object(), *executed = json_array();
-  char text[HASH_TEXT];
+  char text[HASH_TEXT], device[128];
   record_text(o, "kind", "start");
   record_integer(o, "update", run->update);
   json_object_set_new(o, "resumed", json_boolean(resumed));
@@ -115,6 +115,8 @@ json_t *report_start(struct run *run, bool resumed) {
   if (run->validation) record_hash(o, "validation_digest", stream_info(run->validation)->digest);
   record_text(o, "topology", comm_topology(run->comm));
   record_text(o, "backend", run->device->k->backend);
+  run->device->k->describe(run->device, device, sizeof device);
+  record_text(o, "device", device);
   record_integer(o, "world", run->world);
   record_integer(o, "local_batch", run->local_batch);
   record_integer(o, "accumulation", run->accumulation);
@@ -132,6 +134,7 @@ json_t *report_start(struct run *run, bool resumed) {
              " accumulated x %d ranks, sequence %" PRId64,
              model_config_param_count(&c->model.shape), (double)run->arena.used / (1 << 30), c->train.global_batch,
              run->local_batch, run->accumulation, run->world, c->train.seq_len);
+    log_info("backend %s: %s", run->device->k->backend, device);
     hash_text(run->init_hash, text);
     log_info("initial parameters %s", text);
     hash_text(stream_info(run->train)->digest, text);

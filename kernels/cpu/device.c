@@ -1,10 +1,19 @@
 /* The CPU device: its table, its memory, its start and end. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "kernels/cpu/cpu.h"
 
-enum { ALIGNMENT = 256 };
+/* Blocks of some size lie in huge pages where the system has them: the panels
+ * and rows of an operation span many small ones. */
+enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
+
+static void describe(const struct device *d, char *text, int size) {
+  snprintf(text, (size_t)size, "%d threads, contractions by %s",
+           threads_count(((const struct cpu_device *)d)->threads), cpu_isa_name());
+}
 
 static int64_t scratch_bytes(const struct device *d, const struct extent *x) {
   int threads = threads_count(((const struct cpu_device *)d)->threads);
@@ -23,8 +32,12 @@ static void set_scratch(struct device *d, void *scratch, int64_t bytes) {
 
 static void *allocate(struct device *d, size_t bytes, struct error *e) {
   (void)d;
-  size_t whole = bytes <= SIZE_MAX - ALIGNMENT ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
-  void *p = whole || !bytes ? aligned_alloc(ALIGNMENT, whole ? whole : ALIGNMENT) : NULL;
+  const size_t unit = bytes >= HUGE_PAGE ? HUGE_PAGE : ALIGNMENT;
+  const size_t whole = bytes <= SIZE_MAX - unit ? (bytes + unit - 1) / unit * unit : 0;
+  void *p = whole || !bytes ? aligned_alloc(unit, whole ? whole : unit) : NULL;
+#ifdef MADV_HUGEPAGE
+  if (p && unit == HUGE_PAGE) (void)madvise(p, whole, MADV_HUGEPAGE); /* advice: a refusal changes nothing */
+#endif
   if (!p) {
     error_set(e, ERROR_SYSTEM, "no memory for %zu bytes", bytes);
     error_hint(e, "make the micro-batch or the model smaller, or run fewer ranks on this machine");
@@ -67,6 +80,7 @@ static void close_device(struct device *d) {
 
 static const struct kernels table = {
     .backend = "cpu",
+    .describe = describe,
     .refuse_encoding = cpu_refuse_encoding,
     .scratch_bytes = scratch_bytes,
     .set_scratch = set_scratch,
