@@ -1,12 +1,13 @@
 #include "checkpoints/hdf5.h"
 
-#include <fcntl.h>
+#include <errno.h>
 #include <hdf5.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "checkpoints/sink.h"
 
 /* ---- the library ---------------------------------------------------------- */
 
@@ -26,9 +27,7 @@ static void open_library(void) {
   /* Lustre, NFS and GPFS mounts without flock refuse HDF5's locks; a run's
    * folder is guarded by its own lock. */
   setenv("HDF5_USE_FILE_LOCKING", "FALSE", 0);
-  /* A file that could not be closed (disk full) stays open inside the library,
-   * which would try it again, and complain, when the process ends. */
-  if (H5dont_atexit() < 0 || H5open() < 0) return;
+  if (H5open() < 0) return;
   H5Eset_auto2(H5E_DEFAULT, NULL, NULL); /* errors are reported by us */
   bf16_type = make_bf16_type();
 }
@@ -75,30 +74,22 @@ static bool write_slice(hid_t file, hid_t link, const struct tensor_slice *s) {
   return good;
 }
 
-static bool sync_file(const char *path, struct error *e) {
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  bool good = fd >= 0 && fsync(fd) == 0;
-  if (!good) error_errno(e, ERROR_CHECKPOINT, "cannot sync %s", path);
-  if (fd >= 0) close(fd);
-  return good;
-}
-
 bool hdf5_write(const char *path, const struct tensor_slice *slices, int n, struct error *e) {
   if (!library(e)) return false;
   hid_t access = H5Pcreate(H5P_FILE_ACCESS), link = H5Pcreate(H5P_LINK_CREATE);
+  int failure;
   H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
   H5Pset_create_intermediate_group(link, 1);
-  hid_t file = H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, access);
+  hid_t file = sink_set(access, &failure) ? H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, access) : H5I_INVALID_HID;
   bool good = file >= 0 || hdf5_failed(e, "cannot create", path);
-  for (int i = 0; good && i < n; i++)
+  for (int i = 0; good && failure == 0 && i < n; i++)
     good = write_slice(file, link, &slices[i]) || hdf5_failed(e, "cannot write", path);
   if (file >= 0 && H5Fclose(file) < 0 && good) good = hdf5_failed(e, "cannot close", path);
   H5Pclose(link);
   H5Pclose(access);
-  good = good && sync_file(path, e);
-  /* The library may hold a failed file open: give its blocks back to the disk. */
-  if (!good && file >= 0 && truncate(path, 0) != 0) error_context(e, "%s stays as it is", path);
-  return good;
+  if (failure == 0) return good;
+  errno = failure; /* what the disk said; HDF5 knows nothing of it */
+  return error_errno(e, ERROR_CHECKPOINT, "cannot write %s", path);
 }
 
 /* ---- reading -------------------------------------------------------------- */
