@@ -67,15 +67,8 @@ static bool check_route(struct report *r, const struct config *c, int threads) {
     say_problem(r, "device", &e);
     return false;
   }
-  const struct model_config *m = &c->model.shape;
-  int64_t tokens = c->train.local_batch * c->train.seq_len;
-  struct extent x = {.tokens = tokens,
-                     .head_chunk = c->train.head_chunk > 0 && c->train.head_chunk < tokens ? c->train.head_chunk : tokens,
-                     .attention = {c->train.local_batch, c->train.seq_len, m->n_heads, m->n_kv_heads, m->head_dim},
-                     .hidden_size = m->hidden_size,
-                     .ffn_size = m->ffn_size,
-                     .vocab_size = m->vocab_size};
-  bool good = route_check(&c->route, (int)m->n_layers, &x, d, &e);
+  const struct extent x = plan_extent(c);
+  bool good = route_check(&c->route, (int)c->model.shape.n_layers, &x, d, &e);
   if (good)
     say_ok("route", "%s: backend %s executes all of it", c->route.name, d->k->backend);
   else

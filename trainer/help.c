@@ -25,6 +25,14 @@ const struct command commands[] = {
     {"inspect", "what is in a token stream, checkpoint or metrics.jsonl, and whether it is whole", command_inspect_arguments,
      command_inspect,
      "Exit code 74 for a damaged checkpoint, 65 for a damaged stream or metrics.jsonl or for what is neither.\n"},
+    {"bench", "speed of a part, measured here: gemm, attention, step, loader, checkpoint, collectives", command_bench_arguments,
+     command_bench,
+     "  gemm         contractions of a configuration's linears (or --shape, or squares) beside the machine's measured peak\n"
+     "  attention    forward and backward beside it\n"
+     "  step         a micro-batch and an optimizer step by phase, routes in turn, and their ratio to bf16\n"
+     "  loader       samples per second from data.train\n"
+     "  checkpoint   save and load, under mpirun each rank its share\n"
+     "  collectives  under mpirun: the sum of gradients beside a copy in memory\n"},
     {"help", "this list; `fp4d help COMMAND`; `fp4d help config`", command_help_arguments, command_help,
      "`fp4d help config` documents every key of a configuration.\n"},
     {NULL, NULL, NULL, NULL, NULL},

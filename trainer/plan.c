@@ -60,6 +60,17 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
   return true;
 }
 
+struct extent plan_extent(const struct config *c) {
+  const struct model_config *m = &c->model.shape;
+  const int64_t tokens = c->train.local_batch * c->train.seq_len;
+  return (struct extent){.tokens = tokens,
+                         .head_chunk = c->train.head_chunk > 0 && c->train.head_chunk < tokens ? c->train.head_chunk : tokens,
+                         .attention = {c->train.local_batch, c->train.seq_len, m->n_heads, m->n_kv_heads, m->head_dim},
+                         .hidden_size = m->hidden_size,
+                         .ffn_size = m->ffn_size,
+                         .vocab_size = m->vocab_size};
+}
+
 int64_t plan_checkpoint_bytes(const struct config *c) {
   const int64_t weight = c->train.master ? 4 : (int64_t)dtype_bytes(c->train.param_dtype);
   return model_config_param_count(&c->model.shape) * (weight + 8);

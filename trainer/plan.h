@@ -23,6 +23,9 @@ struct plan_time {
 /* False where the global batch cannot be divided over `gpus`. */
 bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, struct plan_time *out);
 
+/* The largest extents of a run on one rank. */
+struct extent plan_extent(const struct config *c);
+
 /* Bytes of a checkpoint's tensors (before compression). */
 int64_t plan_checkpoint_bytes(const struct config *c);
 

@@ -100,6 +100,10 @@ void cpu_measure(struct device *d, struct measure *measured, const struct matrix
 bool cpu_isa_choose(const char *name, struct error *e);
 const char *cpu_isa_name(void);
 
+/* FLOP/s of FP32 fused multiply-adds in registers alone, all workers together,
+ * measured (some milliseconds): what `bench` compares with. */
+double cpu_peak_fma(struct device *d);
+
 /* Scratch that each group of operations needs, all workers together. */
 int64_t cpu_contract_scratch_bytes(const struct extent *x, int threads);
 int64_t cpu_attention_scratch_bytes(const struct extent *x, int threads);

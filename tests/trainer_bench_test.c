@@ -1,0 +1,192 @@
+/* bench: what it refuses, and that its rows are numbers that fit together. */
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tests/test.h"
+#include "trainer/bench.h"
+#include "trainer/command.h"
+
+static struct error failure;
+static char text[40000];
+
+/* Runs in a child: a world is joined once per process. */
+static int bench(const char *const *words) {
+  char *argv[24] = {"bench"};
+  int argc = 1, status = -1;
+  for (; words[argc - 1]; argc++) argv[argc] = (char *)words[argc - 1];
+  fflush(stdout);
+  pid_t pid = fork();
+  if (pid == 0) {
+    int file = open("output", O_RDWR | O_CREAT | O_TRUNC, 0600);
+    dup2(file, 1);
+    dup2(file, 2);
+    int code = command_bench(argc, argv);
+    fflush(stdout);
+    _exit(code);
+  }
+  char *output;
+  size_t n;
+  if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status)) return -1;
+  text[0] = 0;
+  if (file_read("output", sizeof text - 1, ERROR_SYSTEM, &output, &n, &failure)) {
+    memcpy(text, output, n + 1);
+    free(output);
+  }
+  return WEXITSTATUS(status);
+}
+#define BENCH(...) bench((const char *const[]){__VA_ARGS__, NULL})
+
+static bool said(const char *what) {
+  if (strstr(text, what)) return true;
+  printf("# said:\n%s", text);
+  return false;
+}
+
+/* The rows of --json: an array. */
+static json_t *rows(void) {
+  json_t *all = json_array();
+  for (char *line = text; *line;) {
+    const size_t length = strcspn(line, "\n");
+    json_t *o = json_loadb(line, length, 0, NULL);
+    if (!o) FAIL("not JSON: %.*s", (int)length, line);
+    json_array_append_new(all, o);
+    line += length + (line[length] == '\n');
+  }
+  return all;
+}
+
+static double number(const json_t *rows_, size_t i, const char *key) {
+  const json_t *value = json_object_get(json_array_get(rows_, i), key);
+  if (!json_is_number(value)) FAIL("row %d has no %s", (int)i, key);
+  return json_number_value(value);
+}
+
+TEST(refused) {
+  CHECK_EQ_I64(BENCH("matmul"), ERROR_USAGE);
+  CHECK(said("nothing is named 'matmul'; there are gemm, attention, step, loader, checkpoint and collectives"));
+  CHECK_EQ_I64(BENCH(NULL), ERROR_USAGE);
+  CHECK_EQ_I64(BENCH("step"), ERROR_USAGE);
+  CHECK(said("bench step: CONFIG is missing"));
+  CHECK_EQ_I64(BENCH("gemm", "--set", "run.threads=1"), ERROR_USAGE);
+  CHECK_EQ_I64(BENCH("gemm", "--shape", "1,2"), ERROR_USAGE);
+  CHECK(said("--shape '1,2': three numbers M,N,K"));
+  CHECK_EQ_I64(BENCH("gemm", "--shape", "64,64,48", "--route", "mxfp4-row-sr"), ERROR_USAGE);
+  CHECK(said("64 x 48 is not made of whole blocks of 32"));
+  CHECK_EQ_I64(BENCH("gemm", "--shape", "64,64,64", "--route", "te-native"), ERROR_DEVICE);
+  CHECK(said("route te-native: NVFP4 operands are not executable"));
+  CHECK_EQ_I64(BENCH("gemm", "--shape", "64,64,64", "--route", "nothing"), ERROR_CONFIG);
+  CHECK_EQ_I64(BENCH("collectives"), ERROR_USAGE);
+  CHECK(said("mpirun -np 2"));
+  CHECK_EQ_I64(BENCH("step", "absent.yaml"), ERROR_CONFIG);
+  CHECK_EQ_I64(BENCH("loader", "run.yaml"), ERROR_DATA); /* no stream is there yet */
+}
+
+TEST(medians) {
+  double odd[] = {5, 1, 9}, even[] = {4, 1, 3, 100};
+  struct bench_seconds s = bench_median(odd, 3);
+  CHECK(s.median == 5 && s.least == 1 && s.most == 9);
+  s = bench_median(even, 4);
+  CHECK(s.median == 3.5 && s.least == 1 && s.most == 100);
+}
+
+TEST(gemm) {
+  CHECK_EQ_I64(BENCH("gemm", "--json", "--repeat", "2", "--threads", "1", "--shape", "64,96,128", "--shape", "33,65,32", "--route", "bf16"), 0);
+  json_t *r = rows();
+  CHECK_EQ_I64(json_array_size(r), 2);
+  CHECK(number(r, 0, "m") == 64 && number(r, 0, "n") == 96 && number(r, 0, "k") == 128);
+  const double rate = 2.0 * 64 * 96 * 128 / number(r, 0, "seconds");
+  CHECK_CLOSE(number(r, 0, "flops_per_second") / rate, 1, 1e-9);
+  CHECK(number(r, 0, "seconds") >= number(r, 0, "seconds_least") && number(r, 0, "seconds") <= number(r, 0, "seconds_most"));
+  CHECK(number(r, 0, "roof_flops_per_second") > 1e8);
+  json_decref(r);
+  CHECK_EQ_I64(BENCH("gemm", "run.yaml", "--repeat", "1"), 0);
+  int lines = 0;
+  for (const char *at = text; (at = strstr(at, "GF/s  ")); at++) lines++;
+  CHECK_EQ_I64(lines, 2 * 4 * 3); /* routes, linears, contractions */
+  CHECK(said("roof: FP32 FMA loop in registers") && said("gate_up  wgrad     320     64     64") && said("mxfp4/1x32/encode/sr x mxfp4/2d32/adaptive"));
+}
+
+TEST(attention) {
+  CHECK_EQ_I64(BENCH("attention", "run.yaml", "--json", "--repeat", "1"), 0);
+  json_t *r = rows();
+  CHECK_EQ_I64(json_array_size(r), 2);
+  CHECK(number(r, 0, "batch") == 2 && number(r, 0, "seq_len") == 32 && number(r, 0, "n_kv_heads") == 2);
+  /* causal: 32 * 33 / 2 pairs of queries and keys, two products of 2 * 16 FLOPs, 4 heads, 2 samples */
+  CHECK_CLOSE(number(r, 0, "flops_per_second") * number(r, 0, "seconds") / (528.0 * 64 * 4 * 2), 1, 1e-9);
+  CHECK_CLOSE(number(r, 1, "flops_per_second") * number(r, 1, "seconds") / (528.0 * 160 * 4 * 2), 1, 1e-9);
+  json_decref(r);
+}
+
+TEST(step) {
+  CHECK_EQ_I64(BENCH("step", "run.yaml", "--json", "--repeat", "3"), 0);
+  json_t *r = rows();
+  CHECK_EQ_I64(json_array_size(r), 2);
+  CHECK_CLOSE(number(r, 0, "ratio_to_bf16"), 1, 1e-12);
+  CHECK_CLOSE(number(r, 1, "ratio_to_bf16") * number(r, 0, "seconds") / number(r, 1, "seconds"), 1, 1e-9);
+  CHECK(number(r, 0, "tokens") == 64);
+  const json_t *phases = json_object_get(json_array_get(r, 0), "phases");
+  CHECK_EQ_I64(json_object_size(phases), 4);
+  const char *key;
+  json_t *value;
+  json_object_foreach((json_t *)phases, key, value) CHECK(json_number_value(value) > 0);
+  json_decref(r);
+  CHECK_EQ_I64(BENCH("step", "run.yaml", "--route", "mxfp4-row-sr", "--repeat", "1"), 0);
+  CHECK(said("mxfp4-row-sr") && !strstr(text, "bf16  "));
+  CHECK_EQ_I64(BENCH("step", "run.yaml", "--route", "depth-27-5"), ERROR_CONFIG); /* a model of two blocks */
+}
+
+TEST(loader_and_checkpoint) {
+  char words[9000] = "";
+  for (int i = 0; i < 800; i++) strcat(words, "some text ");
+  CHECK(file_make_folder("corpus", ERROR_SYSTEM, &failure));
+  for (int i = 0; i < 6; i++) {
+    char name[32];
+    snprintf(name, sizeof name, "corpus/%d.txt", i);
+    words[0] = (char)('a' + i);
+    CHECK(file_publish(name, words, strlen(words), ERROR_SYSTEM, &failure));
+  }
+  char *prepare[] = {"prepare", "run.yaml"};
+  fflush(stdout);
+  int out = dup(1), null = open("/dev/null", O_WRONLY);
+  dup2(null, 1);
+  CHECK_EQ_I64(command_prepare(2, prepare), 0);
+  fflush(stdout);
+  dup2(out, 1);
+  CHECK_EQ_I64(BENCH("loader", "run.yaml", "--json", "--repeat", "2"), 0);
+  json_t *r = rows();
+  CHECK_EQ_I64(json_array_size(r), 3);
+  CHECK_CLOSE(number(r, 1, "tokens_per_second") / number(r, 1, "samples_per_second"), 32, 1e-6);
+  json_decref(r);
+
+  CHECK_EQ_I64(BENCH("checkpoint", "--folder", "here", "--megabytes", "2", "--json", "--repeat", "2"), 0);
+  r = rows();
+  CHECK_EQ_I64(json_array_size(r), 3);
+  CHECK(number(r, 0, "bytes") >= 2 << 20 && number(r, 0, "bytes") < 2.1 * (1 << 20));
+  CHECK_CLOSE(number(r, 0, "bytes_per_second") * number(r, 0, "seconds") / number(r, 0, "bytes"), 1, 1e-9);
+  json_decref(r);
+  CHECK(rmdir("here") == 0); /* nothing is left in it */
+  CHECK(file_publish("file", "", 0, ERROR_SYSTEM, &failure));
+  CHECK_EQ_I64(BENCH("checkpoint", "--folder", "file", "--megabytes", "1"), ERROR_CHECKPOINT);
+}
+
+int main(void) {
+  static const char yaml[] = "model: {preset: tiny}\nroute: bf16\nrun: {threads: 1}\n"
+                             "data: {sources: [corpus], train: t.tokens, validation: v.tokens, validation_fraction: 0.4}\n"
+                             "train: {updates: 10, seq_len: 32, local_batch: 2, global_batch: 2}\n";
+  char folder[64];
+  snprintf(folder, sizeof folder, "%s/fp4d-bench-XXXXXX", P_tmpdir);
+  if (!mkdtemp(folder) || chdir(folder) != 0) return 1;
+  if (!file_publish("run.yaml", yaml, strlen(yaml), ERROR_SYSTEM, &failure)) return 1;
+  RUN(refused);
+  RUN(medians);
+  RUN(gemm);
+  RUN(attention);
+  RUN(step);
+  RUN(loader_and_checkpoint);
+  if (chdir("/") != 0 || !file_remove_tree(folder, ERROR_SYSTEM, &failure)) return 1;
+  return test_report();
+}

@@ -1,0 +1,197 @@
+/* fp4d bench: how fast the parts are, here. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/threads.h"
+#include "kernels/formats.h"
+#include "trainer/bench.h"
+#include "trainer/command.h"
+#include "trainer/record.h"
+
+enum { REPEAT_MOST = 1000 };
+
+const struct argument command_bench_arguments[] = {
+    {.name = "WHAT", .type = ARGUMENT_WORD, .offset = offsetof(struct bench_arguments, what),
+     .help = "gemm, attention, step, loader, checkpoint or collectives"},
+    {.name = "CONFIG", .type = ARGUMENT_OPTIONAL_WORD, .offset = offsetof(struct bench_arguments, config),
+     .help = "the run whose shapes, data or folder are measured; step and loader need it"},
+    ARGUMENT_SETS(struct bench_arguments, sets),
+    {.name = "--route", .value = "NAME", .type = ARGUMENT_REPEATED, .offset = offsetof(struct bench_arguments, routes),
+     .help = "gemm, step: a route to measure (default bf16 and mxfp4-row-sr)"},
+    {.name = "--shape", .value = "M,N,K", .type = ARGUMENT_REPEATED, .offset = offsetof(struct bench_arguments, shapes),
+     .help = "gemm: a product [M,K] x [K,N] instead of the configuration's"},
+    {.name = "--folder", .value = "PATH", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, folder),
+     .help = "checkpoint: where to write (default run.folder, or here); what is written is removed again"},
+    {.name = "--megabytes", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct bench_arguments, megabytes),
+     .low = 1, .high = 1 << 20, .help = "checkpoint, collectives: size (default: the configuration's, or 64)"},
+    {.name = "--threads", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct bench_arguments, threads),
+     .low = 1, .high = 4096, .help = "worker threads (default run.threads, or all processors)"},
+    {.name = "--repeat", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct bench_arguments, repeat),
+     .low = 1, .high = REPEAT_MOST, .help = "repetitions, of which the median counts (default 9)"},
+    {.name = "--json", .type = ARGUMENT_FLAG, .offset = offsetof(struct bench_arguments, json),
+     .help = "one JSON object a row"},
+    {0}};
+
+static const struct {
+  const char *name;
+  bool (*run)(struct bench *b, struct error *e);
+  bool ranks;  /* may run under mpirun */
+  bool config; /* needs one */
+} benches[] = {
+    {"gemm", bench_gemm, false, false},         {"attention", bench_attention, false, false},
+    {"step", bench_step, false, true},          {"loader", bench_loader, false, true},
+    {"checkpoint", bench_checkpoint, true, false}, {"collectives", bench_collectives, true, false},
+};
+enum { BENCHES = sizeof benches / sizeof *benches };
+
+/* ---- time -------------------------------------------------------------------- */
+
+static int ascending(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+struct bench_seconds bench_median(double *seconds, int n) {
+  qsort(seconds, (size_t)n, sizeof *seconds, ascending);
+  const double median = n % 2 ? seconds[n / 2] : (seconds[n / 2 - 1] + seconds[n / 2]) / 2;
+  return (struct bench_seconds){median, seconds[0], seconds[n - 1]};
+}
+
+bool bench_measure(const struct bench *b, int times, bool (*body)(void *context, struct error *e), void *context,
+                   struct bench_seconds *out, struct error *e) {
+  double seconds[REPEAT_MOST], t = clock_seconds();
+  if (!body(context, e)) return false;
+  t = clock_seconds() - t;
+  if (times == 0) times = t < 5e-3 ? (int)(5e-3 / (t > 1e-8 ? t : 1e-8)) + 1 : 1;
+  for (int i = 0; i < (int)b->a.repeat; i++) {
+    t = clock_seconds();
+    for (int j = 0; j < times; j++)
+      if (!body(context, e)) return false;
+    seconds[i] = (clock_seconds() - t) / times;
+  }
+  *out = bench_median(seconds, (int)b->a.repeat);
+  return true;
+}
+
+/* ---- the device --------------------------------------------------------------- */
+
+struct device *bench_device(const struct bench *b, const struct extent *x, void **scratch, struct error *e) {
+  const int64_t configured = b->config ? b->config->run.threads : 0;
+  const int threads = (int)(b->a.threads > 0 ? b->a.threads : configured > 0 ? configured : threads_available());
+  struct device *d = device_open(b->config ? b->config->run.backend : "cpu", threads, e);
+  if (!d) return NULL;
+  const int64_t bytes = d->k->scratch_bytes(d, x);
+  *scratch = d->k->allocate(d, (size_t)bytes, e);
+  if (!*scratch) {
+    d->k->close(d);
+    return NULL;
+  }
+  d->k->set_scratch(d, *scratch, bytes);
+  return d;
+}
+
+void bench_close(struct device *d, void *scratch) {
+  if (!d) return;
+  d->k->release(d, scratch);
+  d->k->close(d);
+}
+
+bool bench_random(struct device *d, struct matrix *m, uint64_t seed, struct error *e) {
+  const size_t n = (size_t)(m->rows * m->cols), size = dtype_bytes(m->dtype);
+  char *host = malloc(n * size + 1);
+  m->data = d->k->allocate(d, n * size, e);
+  if (!host || !m->data) {
+    free(host);
+    if (m->data) d->k->release(d, m->data);
+    m->data = NULL;
+    return error_set(e, ERROR_SYSTEM, "no memory for [%lld, %lld]", (long long)m->rows, (long long)m->cols);
+  }
+  for (size_t i = 0; i < n; i++) {
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    const float x = (float)((int64_t)(seed >> 40) - (1 << 23)) * 0x1p-23f;
+    const uint16_t half = bf16_encode(x);
+    if (m->dtype == DTYPE_BF16)
+      memcpy(host + i * size, &half, sizeof half);
+    else
+      memcpy(host + i * size, &x, sizeof x);
+  }
+  d->k->upload(d, m->data, host, n * size);
+  const bool good = d->k->synchronize(d, e);
+  free(host);
+  return good;
+}
+
+/* ---- rows ---------------------------------------------------------------------- */
+
+void bench_title(const struct bench *b, const char *format, ...) {
+  if (b->a.json || comm_rank(b->comm) != 0) return;
+  va_list arguments;
+  va_start(arguments, format);
+  vprintf(format, arguments);
+  putchar('\n');
+  va_end(arguments);
+}
+
+void bench_row(const struct bench *b, json_t *row, const struct bench_seconds *s, const char *format, ...) {
+  if (comm_rank(b->comm) == 0 && b->a.json) {
+    record_text(row, "bench", b->a.what);
+    record_real(row, "seconds", s->median);
+    record_real(row, "seconds_least", s->least);
+    record_real(row, "seconds_most", s->most);
+    char *text = record_dump(row);
+    if (text) puts(text);
+    free(text);
+  } else if (comm_rank(b->comm) == 0) {
+    va_list arguments;
+    va_start(arguments, format);
+    printf("  ");
+    vprintf(format, arguments);
+    putchar('\n');
+    va_end(arguments);
+  }
+  fflush(stdout);
+  json_decref(row);
+}
+
+static bool choose(const struct bench_arguments *a, int *which, struct error *e) {
+  for (*which = 0; *which < BENCHES; ++*which)
+    if (strcmp(benches[*which].name, a->what) == 0) break;
+  if (*which == BENCHES) {
+    error_set(e, ERROR_USAGE, "bench: nothing is named '%.40s'; there are gemm, attention, step, loader, checkpoint and collectives",
+              a->what);
+    return error_hint(e, "`fp4d help bench` shows what it takes");
+  }
+  if (benches[*which].config && !a->config) {
+    error_set(e, ERROR_USAGE, "bench %s: CONFIG is missing", a->what);
+    return error_hint(e, "`fp4d help bench` shows what it takes");
+  }
+  if (!a->config && a->sets.n > 0) return error_set(e, ERROR_USAGE, "bench %s: --set without CONFIG", a->what);
+  return true;
+}
+
+int command_bench(int argc, char **argv) {
+  static struct config config;
+  struct bench b = {.a = {.repeat = 9}};
+  struct error e = {0};
+  int which;
+  if (!arguments_parse(command_bench_arguments, argc, argv, &b.a, &e) || !choose(&b.a, &which, &e)) return command_fail(&e);
+  b.comm = comm_open(0, &e);
+  if (!b.comm) return command_fail(&e);
+  log_setup(comm_rank(b.comm), comm_world(b.comm), LOG_INFO);
+  bool good = benches[which].ranks || comm_world(b.comm) == 1 ||
+              error_set(&e, ERROR_USAGE, "bench %s runs in one process, %d were started", b.a.what, comm_world(b.comm));
+  if (good && b.a.config) {
+    good = config_load(&config, b.a.config, b.a.sets.item, b.a.sets.n, &e);
+    b.config = &config;
+    if (b.a.threads > 0) config.run.threads = b.a.threads;
+  }
+  good = comm_agree(b.comm, good, &e) && benches[which].run(&b, &e);
+  const int rank = comm_rank(b.comm);
+  comm_close(b.comm);
+  if (!good && rank != 0) e.message[0] = 0; /* rank 0 has the same, or it was said here already */
+  return good ? ERROR_NONE : command_fail(&e);
+}
