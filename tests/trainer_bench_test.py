@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""bench under mpirun: collectives and checkpoints of two ranks; what runs in one process says so.
+
+Prints "ok NAME" or "not ok NAME: why" for each test; exit status 0 iff all are ok.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from fp4d import DONE, ENVIRONMENT, PROGRAM, USAGE, check, main
+
+
+def bench(*arguments, np=2, folder="."):
+    done = subprocess.run(["mpirun", "-np", str(np), "--oversubscribe", "--bind-to", "none", PROGRAM, "bench", *arguments],
+                          env=ENVIRONMENT, cwd=folder, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_collectives():
+    code, out, err = bench("collectives", "--megabytes", "1", "--repeat", "3", "--json")
+    check(code == DONE, f"exit code {code}", err)
+    rows = [json.loads(line) for line in out.splitlines()]
+    check([r["bytes"] for r in rows] == [4096, 65536, 1048576], "sizes", out)
+    for r in rows:
+        check(r["world"] == 2 and r["copy_bytes_per_second"] > 0, "row", str(r))
+        check(abs(r["bytes_per_second"] * r["seconds"] / r["bytes"] - 1) < 1e-9, "rate", str(r))
+        check(abs(r["bus_bytes_per_second"] / r["bytes_per_second"] - 1) < 1e-9, "2 (n-1)/n of two ranks is 1", str(r))
+
+
+def test_checkpoint():
+    with tempfile.TemporaryDirectory(prefix="fp4d-bench-") as folder:
+        code, out, err = bench("checkpoint", "--megabytes", "4", "--repeat", "2", folder=folder)
+        check(code == DONE, f"exit code {code}", err)
+        check("in 2 files under ." in out and len(out.splitlines()) == 4, "rows of rank 0 alone", out)
+        check(os.listdir(folder) == [], "what was written is removed", str(os.listdir(folder)))
+
+
+def test_one_process():
+    code, out, err = bench("gemm", "--shape", "64,64,64")
+    check(code == USAGE, f"exit code {code}", err)
+    check(err.count("bench gemm runs in one process, 2 were started") == 1, "said once", err)
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals()))
