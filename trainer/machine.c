@@ -31,6 +31,10 @@ const struct machine *machine_of_product(const char *product) {
   /* Longer names first: "GB200" contains "B200". */
   static const char *const order[] = {"GB300", "GB200", "B200", "H200", "H100", "A100"};
   static const char *const name[] = {"gb300", "gb200", "b200", "h200", "h100", "a100"};
+  /* Cards and slices whose peak is another, under names that look alike. */
+  static const char *const other[] = {"PCIe", "NVL", "MIG", "GH200", "DGX", "GeForce", "RTX"};
+  for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+    if (strcasestr(product, other[i])) return NULL;
   for (size_t i = 0; i < sizeof order / sizeof *order; i++)
     if (strstr(product, order[i])) return machine_named(name[i]);
   return NULL;

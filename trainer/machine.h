@@ -20,7 +20,8 @@ struct machine {
 const struct machine *machine_named(const char *name);
 const struct machine *machine_list(int *n);
 
-/* The machine that a GPU's product name ("NVIDIA H200") means; NULL: unknown. */
+/* The machine that a GPU's product name ("NVIDIA H200") means; NULL: unknown, or a
+ * variant (PCIe, NVL, a MIG slice) with other peaks. */
 const struct machine *machine_of_product(const char *product);
 
 /* FLOP/s of a contraction whose operands have these encodings: the slower one's

@@ -47,7 +47,9 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
   const double n = (double)model_config_param_count(s);
   const double weight = c->train.param_dtype == DTYPE_BF16 ? 2 : 4, master = c->train.master ? 8 : 0;
   out->optimizer = n * (4 + 16 + weight + master) / m->memory_bandwidth; /* gradient, moments, parameter, master */
-  const double link = gpus <= m->domain ? m->link_bandwidth : m->network_bandwidth;
+  /* Rings run over every GPU's network adapter, so that a domain's adapters add up. */
+  const double rails = m->network_bandwidth * m->domain;
+  const double link = gpus <= m->domain || rails > m->link_bandwidth ? m->link_bandwidth : rails;
   out->reduce = gpus > 1 ? 2.0 * (double)(gpus - 1) / (double)gpus * 4 * n / link : 0;
 
   const double compute = out->linears + out->attention + out->head + out->recompute;
@@ -94,36 +96,70 @@ bool plan_memory(const struct config *c, int threads, struct arena *out, struct 
   return m != NULL;
 }
 
-static void print_bytes(FILE *out, const char *what, double bytes) {
-  fprintf(out, "  %-22s %10.3f GB\n", what, bytes / 1e9);
+static void print_bytes(FILE *out, const char *what, double bytes, const char *note) {
+  fprintf(out, "  %-22s %10.3f GB%s%s\n", what, bytes / 1e9, note[0] ? "   " : "", note);
+}
+
+static void print_memory(FILE *out, const struct config *c, const struct arena *arena, int threads) {
+  static const char *const notes[ARENA_CATEGORY_COUNT] = {
+      [ARENA_MASTER] = "FP32 master weights",
+      [ARENA_GRADIENTS] = "FP32, accumulated",
+      [ARENA_WEIGHT_OPERANDS] = "weights in the formats of contractions",
+      [ARENA_ACTIVATIONS] = "what backward needs of every block",
+      [ARENA_TRANSIENT] = "one block's or one boundary's, and the batch",
+      [ARENA_HEAD] = "logits of a chunk",
+  };
+  char scratch[64];
+  snprintf(scratch, sizeof scratch, "of backend %s with %d threads", c->run.backend, threads);
+  fprintf(out, "\nmemory of one rank: local batch %" PRId64 " x %" PRId64 " tokens, recompute %s, everything on every rank\n", c->train.local_batch, c->train.seq_len,
+          c->train.recompute == RECOMPUTE_ALL ? "all" : c->train.recompute == RECOMPUTE_NONE ? "none" : "every n-th block");
+  for (int i = 0; i < ARENA_CATEGORY_COUNT; i++)
+    if (arena->by_category[i] > 0)
+      print_bytes(out, arena_category_name((enum arena_category)i), (double)arena->by_category[i],
+                  i == ARENA_SCRATCH ? scratch : notes[i] ? notes[i] : "");
+  print_bytes(out, "total", (double)arena->used, "");
+  print_bytes(out, "a checkpoint", (double)plan_checkpoint_bytes(c), "of all ranks together");
+}
+
+static void print_peaks(FILE *out, const struct machine *m) {
+  fprintf(out, "\n%s: dense BF16 %.0f", m->title, m->bf16_flops / 1e12);
+  if (m->fp8_flops > m->bf16_flops) fprintf(out, ", FP8 %.0f", m->fp8_flops / 1e12);
+  if (m->fp4_flops > 0) fprintf(out, ", FP4 %.0f", m->fp4_flops / 1e12);
+  fprintf(out, " TFLOP/s%s; %.0f GB at %.2f TB/s\n", m->fp4_flops > 0 ? "" : " (no FP4 units: MXFP4 runs at the FP8 rate, NVFP4 at BF16's)",
+          m->memory_bytes / 1e9, m->memory_bandwidth / 1e12);
+  fprintf(out, "  one way, each GPU: %.0f GB/s among %d, %.0f GB/s beyond\n", m->link_bandwidth / 1e9, m->domain, m->network_bandwidth / 1e9);
+}
+
+static void print_times(FILE *out, const struct config *c, const struct machine *m, int64_t n) {
+  struct plan_time t;
+  const int64_t unit = n * c->train.local_batch, global = c->train.global_batch;
+  if (!plan_time(c, m, n, &t)) {
+    fprintf(out, "  %4" PRId64 "   train.global_batch %" PRId64 " is no multiple of %" PRId64 " x local batch %" PRId64 "; nearest are ", n, global, n, c->train.local_batch);
+    if (global > unit) fprintf(out, "%" PRId64 " and ", global / unit * unit);
+    fprintf(out, "%" PRId64 "\n", (global / unit + 1) * unit);
+    return;
+  }
+  fprintf(out, "  %4" PRId64 " %6" PRId64 " %9.1f %9.1f %9.1f", n, global / unit, t.linears * 1e3, t.attention * 1e3, t.head * 1e3);
+  if (c->train.recompute != RECOMPUTE_NONE) fprintf(out, " %9.1f", t.recompute * 1e3);
+  fprintf(out, " %9.2f %9.2f %9.1f %11.0f %9.0f %8.1f%%\n", t.optimizer * 1e3, t.reduce * 1e3, t.total * 1e3, t.tokens_per_second,
+          t.tokens_per_second / (double)n, 100 * t.mfu);
 }
 
 static void print_machine(FILE *out, const struct config *c, const struct machine *m, int64_t gpus, double memory) {
   static const int64_t counts[] = {1, 2, 4, 8, 16, 32, 64, 72};
-  fprintf(out, "\n%s: BF16 %.0f, FP8 %.0f, FP4 %.0f TFLOP/s dense; %.0f GB at %.2f TB/s; link %.0f GB/s one way among %d GPUs, %.0f GB/s beyond\n",
-          m->title, m->bf16_flops / 1e12, m->fp8_flops / 1e12, m->fp4_flops / 1e12, m->memory_bytes / 1e9,
-          m->memory_bandwidth / 1e12, m->link_bandwidth / 1e9, m->domain, m->network_bandwidth / 1e9);
-  fprintf(out, "  a rank's %.1f GB %s %.0f GB\n", memory / 1e9,
-          memory <= m->memory_bytes ? "fit into" : "DO NOT FIT into", m->memory_bytes / 1e9);
-  fprintf(out, "  roofline of an update, milliseconds on each rank\n");
-  fprintf(out, "  %4s %5s %10s %10s %9s %10s %9s %9s %10s %13s %9s %7s\n", "GPUs", "accum", "linears", "attention", "head",
-          "recompute", "optimizer", "reduce", "total", "tokens/s", "per GPU", "MFU");
-  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-    int64_t n = gpus ? gpus : counts[i];
-    struct plan_time t;
-    if (!plan_time(c, m, n, &t)) {
-      fprintf(out, "  %4" PRId64 "  global batch %" PRId64 " is not a multiple of %" PRId64 " x local batch %" PRId64 "; nearest: %" PRId64 " or %" PRId64 "\n",
-              n, c->train.global_batch, n, c->train.local_batch,
-              c->train.global_batch / (n * c->train.local_batch) * (n * c->train.local_batch),
-              (c->train.global_batch / (n * c->train.local_batch) + 1) * (n * c->train.local_batch));
-    } else {
-      fprintf(out, "  %4" PRId64 " %5" PRId64 " %10.1f %10.1f %9.1f %10.1f %9.2f %9.2f %10.1f %13.0f %9.0f %6.1f%%\n", n,
-              c->train.global_batch / n / c->train.local_batch, t.linears * 1e3, t.attention * 1e3, t.head * 1e3,
-              t.recompute * 1e3, t.optimizer * 1e3, t.reduce * 1e3, t.total * 1e3, t.tokens_per_second,
-              t.tokens_per_second / (double)n, 100 * t.mfu);
-    }
-    if (gpus) break;
-  }
+  const double left = m->memory_bytes - memory;
+  print_peaks(out, m);
+  if (left >= 0)
+    fprintf(out, "  a rank's %.1f GB fit, %.1f GB are left (the driver and NCCL take a few)\n", memory / 1e9, left / 1e9);
+  else
+    fprintf(out, "  a rank's %.1f GB DO NOT FIT: %.1f GB too many\n", memory / 1e9, -left / 1e9);
+  fprintf(out, "  roofline of one update, milliseconds on each rank\n  %4s %6s %9s %9s %9s", "GPUs", "passes", "linears", "attention", "head");
+  if (c->train.recompute != RECOMPUTE_NONE) fprintf(out, " %9s", "recompute");
+  fprintf(out, " %9s %9s %9s %11s %9s %9s\n", "optimizer", "reduce", "total", "tokens/s", "per GPU", "BF16 MFU");
+  if (gpus)
+    print_times(out, c, m, gpus);
+  else
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) print_times(out, c, m, counts[i]);
 }
 
 bool plan_print(FILE *out, const struct config *c, const struct machine *machine, int64_t gpus, struct error *e) {
@@ -144,20 +180,16 @@ bool plan_print(FILE *out, const struct config *c, const struct machine *machine
   fprintf(out, "  %-22s %14.0f   = %" PRId64 " samples x %" PRId64 "\n", "tokens/update", tokens, c->train.global_batch, c->train.seq_len);
   fprintf(out, "  %-22s %14.3e   in %" PRId64 " updates\n", "tokens in all", tokens * (double)c->train.updates, c->train.updates);
 
-  fprintf(out, "\nmemory of one rank (local batch %" PRId64 ", layout of backend %s)\n", c->train.local_batch, c->run.backend);
-  for (int i = 0; i < ARENA_CATEGORY_COUNT; i++)
-    if (arena.by_category[i] > 0) print_bytes(out, arena_category_name((enum arena_category)i), (double)arena.by_category[i]);
-  print_bytes(out, "total", (double)arena.used);
-  print_bytes(out, "checkpoint (all ranks)", (double)plan_checkpoint_bytes(c));
-
+  print_memory(out, c, &arena, threads);
   if (machine) {
     print_machine(out, c, machine, gpus, (double)arena.used);
   } else {
     print_machine(out, c, machine_named("gb200"), gpus, (double)arena.used);
     print_machine(out, c, machine_named("h200"), gpus, (double)arena.used);
   }
-  fprintf(out, "\nroofline: contractions at the dense peak of their formats, attention and head at BF16; optimizer state read and\n"
-               "written once at memory bandwidth; FP32 gradients all-reduced by ring, hidden behind the last micro-batch's backward as\n"
-               "far as it fits. MFU is against the BF16 peak, causal convention. No real run reaches it.\n");
+  fprintf(out, "\nThe roofline counts contractions at the dense peak of their formats, attention (causal half) and head at BF16's, the\n"
+               "optimizer's state read and written once at memory bandwidth, and FP32 gradients all-reduced by rings, hidden behind\n"
+               "the last pass' backward as far as they fit; no element-wise work. `passes` are micro-batches accumulated. MFU is\n"
+               "against the BF16 peak, causal convention, so FP4 and FP8 contractions can take it above 100%%. No real run reaches it.\n");
   return true;
 }
