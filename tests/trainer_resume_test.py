@@ -155,6 +155,9 @@ def test_worlds():
     check(len({r["batch_hash"] for r in first}) == 1, "the same samples")
     near([float(r["loss"]) for r in first], [float(first[0]["loss"])] * 3, 1e-6, "mxfp4: first loss")
     near([float(r["grad_norm"]) for r in first], [float(first[0]["grad_norm"])] * 3, 1e-5, "mxfp4: first norm")
+    # What is seen is seen on all ranks, not on rank 0's share.
+    for key in ("max_attention_logit", "quantised"):
+        check(all(r[key] == first[0][key] for r in first), f"mxfp4: {key} of all ranks", str([r[key] for r in first]))
 
 
 def test_threads():

@@ -138,6 +138,26 @@ static bool compute(struct loop *l, const struct batch *batch, struct update_sig
   return true;
 }
 
+/* What the model saw, on all ranks: logits and saturation may rise on one of them first. */
+static bool gather_signals(const struct run *run, struct model_signals *seen, struct error *e) {
+  *seen = *model_signals(run->model);
+  if (run->world == 1) return true;
+  int64_t counts[OPERAND_ROLE_COUNT][5];
+  double largest = (double)seen->max_logit;
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
+    const struct quantise_counts *c = &seen->counts[role];
+    const int64_t own[5] = {c->elements, c->saturated, c->underflowed, c->blocks, c->zero_blocks};
+    memcpy(counts[role], own, sizeof own);
+  }
+  if (!comm_sum_i64(run->comm, counts[0], OPERAND_ROLE_COUNT * 5, e) || !comm_max_f64(run->comm, &largest, 1, e)) return false;
+  seen->max_logit = (float)largest;
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
+    const int64_t *c = counts[role];
+    seen->counts[role] = (struct quantise_counts){c[0], c[1], c[2], c[3], c[4]};
+  }
+  return true;
+}
+
 /* ---- between updates ---------------------------------------------------------- */
 
 /* Rank 0 writes; all ranks learn whether it could. */
@@ -214,7 +234,8 @@ static bool one_update(struct loop *l, struct error *e) {
   bool good = optimizer_measure(run, &signals, e);
   divergence_judge(&run->divergence, c, &signals, &judgement);
   if (good && judgement.verdict == VERDICT_APPLY) good = optimizer_step(run, update, signals.grad_norm, &step, e);
-  if (!comm_agree(run->comm, good, e)) return false;
+  struct model_signals seen;
+  if (!comm_agree(run->comm, good, e) || !gather_signals(run, &seen, e)) return false;
   timeline_close(&l->time);
 
   if (judgement.verdict != VERDICT_HALT) {
@@ -227,6 +248,7 @@ static bool one_update(struct loop *l, struct error *e) {
       .batch_hash = batch.hash,
       .signals = &signals,
       .judgement = &judgement,
+      .seen = &seen,
       .step = &step,
       .time = &l->time,
       .flops_per_token = l->flops_per_token,

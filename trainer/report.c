@@ -44,7 +44,7 @@ json_t *report_record(const struct run *run, const struct update_report *r) {
   record_real(o, "loss_z", r->judgement->loss_z);
   record_real(o, "grad_norm_z", r->judgement->grad_norm_z);
 
-  const struct model_signals *seen = model_signals(run->model);
+  const struct model_signals *seen = r->seen;
   record_real(o, "max_attention_logit", (double)seen->max_logit);
   json_t *quantised = json_object();
   for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {

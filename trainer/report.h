@@ -13,6 +13,7 @@ struct update_report {
   struct hash batch_hash;
   const struct update_signals *signals;
   const struct judgement *judgement;
+  const struct model_signals *seen; /* of all ranks */
   const struct step *step;
   const struct timeline *time;
   double flops_per_token; /* forward + backward, causal half counted */
