@@ -98,7 +98,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
 .SECONDARY: $(UNITS:%=%.o) $(WORLDS:%=%.o)
 units: $(UNITS)
 unit: $(UNITS) ## run the unit tests of this build
-	@LSAN_OPTIONS=suppressions=tests/lsan.supp:print_suppressions=0 tests/run $(if $(RUNNER),--with '$(RUNNER)') $(UNITS)
+	@LSAN_OPTIONS=suppressions=$(CURDIR)/tests/lsan.supp:print_suppressions=0 tests/run $(if $(RUNNER),--with '$(RUNNER)') $(UNITS)
 
 worlds: $(WORLDS)
 
