@@ -37,6 +37,8 @@ static const char *scale_word(enum scale_rule s) {
     case SCALE_TENSOR: return "/tensor";
     case SCALE_LOCAL_FAITHFUL: return "/faithful";
     case SCALE_LOCAL_POW2: return "/pow2";
+    case SCALE_ROW: return "/row";
+    case SCALE_TENSOR_4OVER6: return "/4over6";
   }
   return "/unknown-scale";
 }
@@ -53,12 +55,14 @@ static const char *hadamard_word(enum hadamard h) {
 
 bool encoding_equal(const struct encoding *a, const struct encoding *b) {
   return a->format == b->format && a->block == b->block && a->scale == b->scale && a->rounding == b->rounding &&
-         a->hadamard == b->hadamard;
+         a->hadamard == b->hadamard && a->strip == b->strip;
 }
 
 char *encoding_text(const struct encoding *e, char *text, int size) {
   if (size <= 0) return text;
-  snprintf(text, (size_t)size, "%s%s%s%s%s", format_word(e->format), block_word(e->block), scale_word(e->scale),
+  char strip[24] = "";
+  if (e->strip > 0) snprintf(strip, sizeof strip, "/strip%d", (int)e->strip);
+  snprintf(text, (size_t)size, "%s%s%s%s%s%s", format_word(e->format), block_word(e->block), scale_word(e->scale), strip,
            e->rounding == ROUND_STOCHASTIC ? "/sr" : "", hadamard_word(e->hadamard));
   return text;
 }

@@ -17,8 +17,8 @@ enum format {
   FORMAT_E4M3 = 3,
   FORMAT_E5M2 = 4,
   FORMAT_MXFP4 = 5,        /* E2M1 codes, E8M0 scales of 32 */
-  FORMAT_NVFP4 = 6,        /* E2M1 codes, E4M3 scales of 16, one FP32 scale a tensor */
-  FORMAT_NVFP4_LOCAL = 7   /* the same with FP32 outer factors per strip (CTA-local) */
+  FORMAT_NVFP4 = 6,        /* E2M1 codes, E4M3 scales of 16, one FP32 factor a tensor */
+  FORMAT_NVFP4_LOCAL = 7   /* the same with FP32 factors per strip of rows (CTA-local) */
 };
 
 enum block_geometry {
@@ -35,9 +35,11 @@ enum scale_rule {
   SCALE_MX_DECODE = 2,    /* s = 2^floor(log2 amax) */
   SCALE_MX_FLOOR = 3,     /* OCP MX v1.0 */
   SCALE_MX_ADAPTIVE = 4,  /* encode, halved when amax/s < 0.87: 2D weight tiles */
-  SCALE_TENSOR = 5,       /* NVFP4, amax of the whole view (Transformer Engine's order) */
-  SCALE_LOCAL_FAITHFUL = 6, /* LC-F */
-  SCALE_LOCAL_POW2 = 7      /* LC-P2 */
+  SCALE_TENSOR = 5,       /* NVFP4, E4M3, E5M2: amax of the whole view (Transformer Engine's order) */
+  SCALE_LOCAL_FAITHFUL = 6, /* LC-F: outer factors amax/448, block scales rounded twice */
+  SCALE_LOCAL_POW2 = 7,     /* LC-P2: outer factors powers of two, folded exactly */
+  SCALE_ROW = 8,            /* E4M3, E5M2: amax of each row of the view */
+  SCALE_TENSOR_4OVER6 = 9   /* as SCALE_TENSOR; each block takes 6 or 4 as its largest code, by error */
 };
 
 enum rounding { ROUND_NEAREST = 0, ROUND_STOCHASTIC = 1 };
@@ -50,6 +52,7 @@ struct encoding {
   enum scale_rule scale;
   enum rounding rounding;
   enum hadamard hadamard; /* applied along the contraction axis */
+  int32_t strip;          /* FORMAT_NVFP4_LOCAL: rows that share an outer factor (a route constant); else 0 */
 };
 
 /* Formats that are plain arrays of numbers (no codes, no scales). */

@@ -54,6 +54,12 @@ enum view {
  * rows padded to 128 and scale columns to 4 with zero bytes (the tcgen05 and
  * cuBLASLt block-scaled layout).  2D scales are replicated to every row.
  *
+ * E4M3 and E5M2: codes [rows, cols], a byte each; no block scales.
+ *
+ * Outer factors: outer[(r / strip) * segments + c / segment], segments = cols /
+ * segment.  An element is  code * block scale * outer * k,  with k = 1/6 for
+ * MXFP4 (no outer), 1/2688 for NVFP4 (outer is the view's amax), else 1.
+ *
  * Plain formats: `codes` is the source matrix itself, `scales` is NULL; with
  * VIEW_COLUMN it is stored as the source is, [cols, rows] row-major. */
 struct operand {
@@ -62,8 +68,9 @@ struct operand {
   int64_t rows, cols;
   uint8_t *codes;
   uint8_t *scales;
-  float *outer;  /* FP32 factors, one a strip (NVFP4 kinds); NULL otherwise */
-  int64_t strip; /* rows that share an outer factor; 0 = all */
+  float *outer;    /* FP32 factors; NULL for MXFP4 and plain formats */
+  int64_t strip;   /* rows that share an outer factor; 0 = all */
+  int64_t segment; /* columns that do; 0 = all. Two arms of one contraction (W1|W3) are two segments. */
 };
 
 /* A plain matrix as an operand. */
@@ -73,12 +80,17 @@ struct operand operand_of_matrix(const struct matrix *m, enum view view);
 int64_t operand_code_bytes(const struct encoding *e, int64_t rows, int64_t cols);
 int64_t operand_scale_bytes(const struct encoding *e, int64_t rows, int64_t cols);
 
+/* Outer factors of an operand whose encoding, shape, strip and segment are set; 0 where it has none. */
+int64_t operand_outer_count(const struct operand *o);
+
 /* Position of scale (r, c) in the tiled layout; `scale_cols` = cols / block. */
 int64_t operand_scale_offset(int64_t r, int64_t c, int64_t scale_cols);
 
 /* Stochastic rounding: where the draws stand (base/philox.h).  Row r of the
  * source belongs to sample `first_sample + r / seq_len`; the block index
- * inside the sample is ((r % seq_len) * source_cols + col) / 16. */
+ * inside the sample is ((r % seq_len) * source_cols + col) / 16.  A column
+ * view that draws (operand + DRAW_COLUMN) groups 16 tokens: its block index is
+ * col * (seq_len / 16) + (r % seq_len) / 16. */
 struct draw {
   uint64_t seed;
   uint32_t update;
@@ -96,7 +108,8 @@ enum draw_operand {
   DRAW_DY_DOWN = 4,
   DRAW_DY_HEAD = 5,
   DRAW_PARAMETER = 16, /* stochastic rounding of BF16 parameters; layer = parameter number */
-  DRAW_INITIAL = 17    /* initial values; layer = parameter number, block = element / 4 */
+  DRAW_INITIAL = 17,   /* initial values; layer = parameter number, block = element / 4 */
+  DRAW_COLUMN = 32     /* added to a DRAW_DY: its column view (Transformer Engine's recipe alone) */
 };
 
 /* Counts over quantised elements; operations add to them. */
@@ -105,6 +118,7 @@ struct quantise_counts {
   int64_t saturated;   /* |z| beyond the largest code's reach before rounding */
   int64_t underflowed; /* nonzero z that became code 0 */
   int64_t blocks, zero_blocks;
+  float amax; /* largest finite magnitude before scaling, after any transform; the maximum is kept */
 };
 
 /* What a producer writes besides computing.  NULL members are not written.

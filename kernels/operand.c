@@ -43,6 +43,14 @@ int64_t operand_scale_bytes(const struct encoding *e, int64_t rows, int64_t cols
   return round_up(rows, 128) * round_up(ceil_div(cols, block), 4);
 }
 
+int64_t operand_outer_count(const struct operand *o) {
+  const enum format f = o->encoding.format;
+  if (f == FORMAT_F32 || f == FORMAT_BF16 || f == FORMAT_MXFP4) return 0;
+  const int64_t strips = o->strip > 0 ? ceil_div(o->rows, o->strip) : 1;
+  const int64_t segments = o->segment > 0 ? ceil_div(o->cols, o->segment) : 1;
+  return strips * segments;
+}
+
 int64_t operand_scale_offset(int64_t r, int64_t c, int64_t scale_cols) {
   return ((r / 128) * ceil_div(scale_cols, 4) + c / 4) * 512 + (r % 32) * 16 + (r % 128) / 32 * 4 + c % 4;
 }

@@ -1,0 +1,50 @@
+/* Operands whose scales reach beyond a strip of 32 rows.
+ *
+ * NVFP4 and FP8 take their factor from the amax of a whole view, CTA-local
+ * NVFP4 from chunks of 128x128 folded over strips, a Hadamard transform needs
+ * groups of 16 or 32 tokens: such operands are made from the whole result,
+ * rounded to BF16, after the last strip of a producer is done (producer.c,
+ * quantise.c keep it in `plain` or in scratch).
+ *
+ * All of them see an operand the same way, whichever view it is: as panels of
+ * rows, contiguous along the contraction, the transform already applied.
+ */
+#ifndef FP4D_KERNELS_CPU_WHOLE_H
+#define FP4D_KERNELS_CPU_WHOLE_H
+
+#include "kernels/cpu/cpu.h"
+
+/* True where `o` (NULL: false) must be made from the whole result. */
+bool whole_wanted(const struct operand *o);
+
+/* Makes the wanted ones of out->row and out->column from source (BF16, the
+ * emission's whole result); adds to out->counts. */
+void whole_quantise(struct device *d, const struct emission *out, const struct matrix *source);
+
+/* ---- panels (kernels/cpu/panel.c) ------------------------------------------ */
+
+enum { PANEL_ROWS = 16, PANEL_COLS = 128 };
+
+/* bits[r * PANEL_COLS + c] = element (first_row + r, first_col + c) of the view
+ * `o->view` of source, after o->encoding.hadamard along the contraction, as
+ * BF16; rows <= PANEL_ROWS, cols <= PANEL_COLS and a multiple of 16 (of 32 for
+ * SIGNED_32).  first_col is a multiple of PANEL_COLS. */
+void panel_load(uint16_t *bits, const struct matrix *source, const struct operand *o, int64_t first_row, int64_t rows,
+                int64_t first_col, int64_t cols);
+
+/* ---- the rules: one file each ---------------------------------------------- */
+
+/* `o` is quantised; `twin` (may be NULL) is the other view of the same 2D tiles
+ * and gets the same codes and scales, transposed. draw: NULL unless o rounds
+ * stochastically.  Each gives every byte of codes, scales (padding zero) and
+ * outer factors. Work is spread over the device's threads. */
+typedef void whole_rule(struct cpu_device *d, const struct operand *o, const struct operand *twin,
+                        const struct matrix *source, const struct draw *draw, struct quantise_counts *counts,
+                        struct quantise_counts *twin_counts);
+
+whole_rule nvfp4_quantise; /* nvfp4.c: SCALE_TENSOR, SCALE_TENSOR_4OVER6; 1x16 and 2D16 */
+whole_rule nvfp4_local_quantise; /* nvfp4_local.c: LC-F, LC-P2; 1x16 and 2D16 with common outers */
+whole_rule fp8_quantise; /* fp8.c: E4M3, E5M2; SCALE_TENSOR, SCALE_ROW */
+whole_rule mxfp4_whole_quantise; /* mxfp4_whole.c: MXFP4 with a transform, or by SCALE_MX_DECODE / _FLOOR */
+
+#endif
