@@ -10,6 +10,13 @@
 
 static char folder[] = "/tmp/fp4d-record-XXXXXX";
 
+static struct record_file *begin(int64_t update) {
+  struct error e;
+  struct record_file *f = record_open(folder, &e);
+  CHECK(f && record_begin(f, update, &e));
+  return f;
+}
+
 static void put(struct record_file *f, int64_t update, double loss) {
   struct error e;
   json_t *o = json_object();
@@ -53,11 +60,10 @@ TEST(numbers_are_exact) {
 }
 
 TEST(cut_back_to_the_checkpoint) {
-  struct error e;
-  struct record_file *f = record_open(folder, 0, &e);
+  struct record_file *f = begin(0);
   for (int64_t u = 1; u <= 14; u++) put(f, u, 3.0 / (double)u);
   record_close(f);
-  f = record_open(folder, 10, &e); /* died at 14, goes on from 10 */
+  f = begin(10); /* died at 14, goes on from 10 */
   for (int64_t u = 11; u <= 20; u++) put(f, u, 3.0 / (double)u);
   record_close(f);
   char *text = content();
@@ -73,8 +79,7 @@ TEST(cut_back_to_the_checkpoint) {
 }
 
 TEST(a_torn_last_line_is_dropped) {
-  struct error e;
-  struct record_file *f = record_open(folder, 0, &e);
+  struct record_file *f = begin(0);
   put(f, 1, 1);
   put(f, 2, 1);
   record_close(f);
@@ -83,7 +88,7 @@ TEST(a_torn_last_line_is_dropped) {
   FILE *raw = fopen(path, "a");
   fputs("{\"kind\":\"update\",\"upd", raw);
   fclose(raw);
-  f = record_open(folder, 2, &e);
+  f = begin(2);
   put(f, 3, 1);
   record_close(f);
   char *text = content();
@@ -94,13 +99,13 @@ TEST(a_torn_last_line_is_dropped) {
 
 TEST(a_folder_serves_one_run_at_a_time) {
   struct error e = {0};
-  struct record_file *f = record_open(folder, 0, &e);
+  struct record_file *f = begin(0);
   CHECK(f != NULL);
-  CHECK(record_open(folder, 0, &e) == NULL);
+  CHECK(record_open(folder, &e) == NULL);
   CHECK_EQ_I64(e.code, ERROR_CONFIG);
   CHECK(strstr(e.message, folder) != NULL);
   record_close(f);
-  f = record_open(folder, 0, &e);
+  f = begin(0);
   CHECK(f != NULL);
   record_close(f);
 }

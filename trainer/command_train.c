@@ -33,19 +33,25 @@ static bool start_state(struct run *run, const char *resume, bool *resumed, stru
   return comm_agree(run->comm, good, e);
 }
 
-static bool open_records(struct run *run, bool resumed, struct record_file **records, struct error *e) {
-  *records = NULL;
+/* The run's folder, for this process alone. */
+static bool take_folder(struct run *run, struct record_file **records, struct error *e) {
+  const char *folder = run->config.run.folder;
   bool good = true;
   if (run->rank == 0) {
-    *records = record_open(run->config.run.folder, run->update, e);
-    char folder[1024];
-    state_folder(run->config.run.folder, folder, sizeof folder);
-    good = *records != NULL && (!resumed || checkpoint_set_aside(folder, run->update, e));
+    *records = file_make_folder(folder, ERROR_SYSTEM, e) ? record_open(folder, e) : NULL;
+    good = *records != NULL;
   }
+  return comm_agree(run->comm, good, e);
+}
+
+static bool begin_records(struct run *run, bool resumed, struct record_file *records, struct error *e) {
+  char folder[1024];
+  state_folder(run->config.run.folder, folder, sizeof folder);
+  bool good = run->rank != 0 || ((!resumed || checkpoint_set_aside(folder, run->update, e)) && record_begin(records, run->update, e));
   if (!comm_agree(run->comm, good, e)) return false;
   json_t *start = report_start(run, resumed);
   if (run->rank == 0)
-    good = record_write(*records, start, e);
+    good = record_write(records, start, e);
   else
     json_decref(start);
   return comm_agree(run->comm, good, e);
@@ -58,20 +64,21 @@ static bool train(struct run *run, const char *resume, struct error *e) {
   struct record_file *records = NULL;
   bool resumed = false;
 
-  bool good = run->rank != 0 || file_make_folder(c->run.folder, ERROR_SYSTEM, e);
-  good = comm_agree(run->comm, good, e) && comm_watch(run->comm, &limits, e);
+  bool good = comm_watch(run->comm, &limits, e);
   comm_enter(run->comm, COMM_START, "start", run->update);
-  good = good && control_install(e) && start_state(run, resume, &resumed, e);
+  good = good && take_folder(run, &records, e) && start_state(run, resume, &resumed, e);
   if (good && run->update >= c->train.updates) {
     if (run->rank == 0) log_info("run %s is finished: %lld of %lld updates done, nothing to do", c->run.name, (long long)run->update, (long long)c->train.updates);
+    record_close(records);
     return true;
   }
-  good = good && open_records(run, resumed, &records, e);
+  bool begun = good && begin_records(run, resumed, records, e);
+  good = begun;
   if (good) {
     state = state_open(run, e);
     good = comm_agree(run->comm, state != NULL, e) && loop_train(run, state, records, e);
   }
-  if (records && (good || e->code == ERROR_PREEMPTED || e->code == ERROR_DIVERGED)) {
+  if (records && begun && (good || e->code == ERROR_PREEMPTED || e->code == ERROR_DIVERGED)) {
     json_t *end = json_object();
     struct error writing;
     record_text(end, "kind", "end");
@@ -91,6 +98,7 @@ int command_train(int argc, char **argv) {
 
   struct config config;
   struct run run;
+  if (!control_install(&e)) return command_fail(&e); /* before all: a request at any moment of the start counts */
   const bool loaded = config_load(&config, a.config, a.sets.item, a.sets.n, &e);
   if (!run_open(&run, &config, loaded, RUN_TRAIN, &e)) return run_leave(&run, false, &e);
   const bool good = train(&run, a.resume, &e);

@@ -20,7 +20,7 @@ bool control_install(struct error *e) {
   for (unsigned i = 0; i < sizeof numbers / sizeof *numbers; i++)
     if (sigaction(numbers[i], &action, NULL) != 0)
       return error_errno(e, ERROR_SYSTEM, "cannot handle signal %d", numbers[i]);
-  return true;
+  return signal(SIGPIPE, SIG_IGN) != SIG_ERR || error_errno(e, ERROR_SYSTEM, "cannot ignore SIGPIPE");
 }
 
 int64_t control_take(void) { return atomic_exchange(&requested, 0); }

@@ -3,6 +3,7 @@
  *   SIGUSR1            checkpoint now and go on
  *   SIGUSR2            checkpoint and leave with ERROR_PREEMPTED
  *   SIGTERM, SIGINT    the same as SIGUSR2, best effort
+ *   SIGPIPE            ignored: a run outlives the reader of its log
  *
  * A handler only sets a flag.  The update loop combines the flags of all ranks
  * (control_take, then a bitwise or over ranks), so one rank receiving a signal

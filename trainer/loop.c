@@ -215,6 +215,11 @@ static bool save(struct loop *l, struct error *e) {
   return write_record(l, o, e);
 }
 
+static bool stopped(const struct run *run, struct error *e) {
+  error_set(e, ERROR_PREEMPTED, "stopped on request after update %" PRId64 " of %" PRId64, run->update, run->config.train.updates);
+  return error_hint(e, "start the same command again to go on");
+}
+
 static bool due(int64_t every, int64_t update) { return every > 0 && update % every == 0; }
 
 /* One update: false when the loop must end (then *e tells why). */
@@ -279,6 +284,11 @@ bool loop_train(struct run *run, struct state *state, struct record_file *record
   };
   model_on_phase(run->model, on_model_phase, &l);
 
+  /* Asked to stop during the start: the state is the checkpoint's, or nobody's work yet. */
+  int64_t early = control_take();
+  if (!comm_or_i64(run->comm, &early, 1, e)) return false;
+  if (early & CONTROL_STOP) return stopped(run, e);
+
   while (run->update < c->train.updates) {
     if (!one_update(&l, e)) return false;
 
@@ -288,14 +298,13 @@ bool loop_train(struct run *run, struct state *state, struct record_file *record
 
     int64_t requests = control_take();
     if (!comm_or_i64(run->comm, &requests, 1, e)) return false;
+    requests |= early;
+    early = 0;
     if (c->run.stop_after_update == done) requests |= CONTROL_STOP;
     const bool stop = (requests & CONTROL_STOP) && !last;
     const bool wanted = due(c->checkpoint.every, done) || (last && c->checkpoint.at_end) || requests != 0;
     if (wanted && !save(&l, e) && (stop || last || e->code != ERROR_CHECKPOINT)) return false;
-    if (stop) {
-      error_set(e, ERROR_PREEMPTED, "stopped on request after update %" PRId64 " of %" PRId64, done, c->train.updates);
-      return error_hint(e, "start the same command again to go on");
-    }
+    if (stop) return stopped(run, e);
   }
   comm_enter(run->comm, COMM_FINISH, "finish", run->update);
   return true;

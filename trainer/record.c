@@ -63,7 +63,7 @@ static bool kept_length(const char *path, int64_t update, int64_t *bytes, struct
   return good || error_errno(e, ERROR_SYSTEM, "cannot read %s", path);
 }
 
-struct record_file *record_open(const char *folder, int64_t update, struct error *e) {
+struct record_file *record_open(const char *folder, struct error *e) {
   struct record_file *f = calloc(1, sizeof *f);
   if (!f) {
     error_set(e, ERROR_SYSTEM, "out of memory");
@@ -88,19 +88,18 @@ struct record_file *record_open(const char *folder, int64_t update, struct error
     }
     goto failed;
   }
-
-  int64_t bytes = 0;
-  if (update > 0 && !kept_length(f->path, update, &bytes, e)) goto failed;
-  f->out = fopen(f->path, "a");
-  if (!f->out || ftruncate(fileno(f->out), bytes) != 0) {
-    error_errno(e, ERROR_SYSTEM, "cannot write %s", f->path);
-    goto failed;
-  }
   return f;
 
 failed:
   record_close(f);
   return NULL;
+}
+
+bool record_begin(struct record_file *f, int64_t update, struct error *e) {
+  int64_t bytes = 0;
+  if (update > 0 && !kept_length(f->path, update, &bytes, e)) return false;
+  f->out = fopen(f->path, "a");
+  return (f->out && ftruncate(fileno(f->out), bytes) == 0) || error_errno(e, ERROR_SYSTEM, "cannot write %s", f->path);
 }
 
 bool record_write(struct record_file *f, json_t *object, struct error *e) {

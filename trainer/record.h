@@ -18,10 +18,13 @@
 
 struct record_file; /* opaque */
 
-/* Opens FOLDER/metrics.jsonl and takes FOLDER's lock: a second process on the
- * same run folder is refused.  Lines after `update` (and a torn last line) are
- * cut away; update 0 empties the file. */
-struct record_file *record_open(const char *folder, int64_t update, struct error *e);
+/* Takes FOLDER's lock: a second process on the same run folder is refused.
+ * Nothing else of the run is read or written before that. */
+struct record_file *record_open(const char *folder, struct error *e);
+
+/* Opens FOLDER/metrics.jsonl to go on after `update`: later lines (and a torn
+ * last line) are cut away; update 0 empties the file. */
+bool record_begin(struct record_file *f, int64_t update, struct error *e);
 
 /* Appends an object and flushes; takes the reference to `object`. */
 bool record_write(struct record_file *f, json_t *object, struct error *e);
