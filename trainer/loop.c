@@ -143,17 +143,20 @@ static bool gather_signals(const struct run *run, struct model_signals *seen, st
   *seen = *model_signals(run->model);
   if (run->world == 1) return true;
   int64_t counts[OPERAND_ROLE_COUNT][5];
-  double largest = (double)seen->max_logit;
+  double largest[OPERAND_ROLE_COUNT + 1]; /* by role, and the logit */
   for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
     const struct quantise_counts *c = &seen->counts[role];
     const int64_t own[5] = {c->elements, c->saturated, c->underflowed, c->blocks, c->zero_blocks};
     memcpy(counts[role], own, sizeof own);
+    largest[role] = (double)c->amax;
   }
-  if (!comm_sum_i64(run->comm, counts[0], OPERAND_ROLE_COUNT * 5, e) || !comm_max_f64(run->comm, &largest, 1, e)) return false;
-  seen->max_logit = (float)largest;
+  largest[OPERAND_ROLE_COUNT] = (double)seen->max_logit;
+  if (!comm_sum_i64(run->comm, counts[0], OPERAND_ROLE_COUNT * 5, e) || !comm_max_f64(run->comm, largest, OPERAND_ROLE_COUNT + 1, e))
+    return false;
+  seen->max_logit = (float)largest[OPERAND_ROLE_COUNT];
   for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
     const int64_t *c = counts[role];
-    seen->counts[role] = (struct quantise_counts){c[0], c[1], c[2], c[3], c[4]};
+    seen->counts[role] = (struct quantise_counts){c[0], c[1], c[2], c[3], c[4], (float)largest[role]};
   }
   return true;
 }
