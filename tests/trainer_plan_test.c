@@ -207,7 +207,7 @@ TEST(printed) {
   CHECK(strstr(text, "MXFP4 runs at the FP8 rate"));
   config.train.recompute = RECOMPUTE_ALL;
   CHECK(print(machine_named("b200"), 3));
-  CHECK(!strstr(text, "GB200") && strstr(text, "recompute") && strstr(text, "\n     3     24 "));
+  CHECK(!strstr(text, "GB200") && strstr(text, "recompute") && strstr(text, "\n      3     24 "));
   CHECK(print(machine_named("b200"), 1000));
   CHECK(strstr(text, "no multiple of 1000 x local batch 2; nearest are 2000\n"));
 
@@ -220,6 +220,19 @@ TEST(printed) {
   CHECK(strstr(text, "DO NOT FIT") && strstr(text, "8030261248"));
 }
 
+TEST(this_machine) {
+  struct machine m;
+  CHECK(machine_here(1, &m, &failure));
+  CHECK_STR(m.name, "cpu");
+  CHECK(m.bf16_flops > 1e7 && m.bf16_flops < 1e15 && m.fp8_flops == m.bf16_flops && m.fp4_flops == 0);
+  CHECK(m.memory_bandwidth > 1e7 && m.memory_bandwidth < 1e13 && m.memory_bytes > 1e8);
+  tiny("mxfp4-row-sr");
+  CHECK(print(&m, 0));
+  CHECK(strstr(text, "This machine's processors (1 thread") && strstr(text, "every format at the BF16 rate"));
+  CHECK_EQ_I64(count("\n      1      6 "), 1);
+  CHECK(!strstr(text, "\n      2 "));
+}
+
 int main(void) {
   RUN(llama3_8b);
   RUN(one_gpu);
@@ -229,5 +242,6 @@ int main(void) {
   RUN(machines);
   RUN(memory);
   RUN(printed);
+  RUN(this_machine);
   return test_report();
 }

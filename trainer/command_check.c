@@ -77,21 +77,6 @@ static bool check_route(struct report *r, const struct config *c, int threads) {
   return good;
 }
 
-/* Memory that this process may use: the machine's, or its control group's. */
-static int64_t memory_limit(void) {
-  int64_t limit = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);
-  char *text;
-  size_t bytes;
-  struct error e;
-  if (file_exists("/sys/fs/cgroup/memory.max") &&
-      file_read("/sys/fs/cgroup/memory.max", 4096, ERROR_SYSTEM, &text, &bytes, &e)) {
-    int64_t group = strtoll(text, NULL, 10); /* "max": 0 */
-    if (group > 0 && group < limit) limit = group;
-    free(text);
-  }
-  return limit;
-}
-
 static void check_memory(struct report *r, const struct config *c, int threads) {
   struct error e = {0};
   struct arena arena;
@@ -99,7 +84,7 @@ static void check_memory(struct report *r, const struct config *c, int threads) 
     say_problem(r, "memory", &e);
     return;
   }
-  int64_t ranks = c->run.ranks > 0 ? c->run.ranks : 1, limit = memory_limit();
+  int64_t ranks = c->run.ranks > 0 ? c->run.ranks : 1, limit = machine_memory();
   int64_t need = (int64_t)arena.used * ranks;
   if (strcmp(c->run.backend, "cpu") != 0 || need <= limit) {
     say_ok("memory", "%.3f GB a rank, %.1f GB here%s", gigabytes((int64_t)arena.used), gigabytes(limit),

@@ -16,12 +16,12 @@ const struct argument command_plan_arguments[] = {
     {.name = "--gpus", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct plan_arguments, gpus),
      .low = 1, .high = 1 << 20, .help = "one number of GPUs (default: a table from 1 to 72)"},
     {.name = "--machine", .value = "NAME", .type = ARGUMENT_TEXT, .offset = offsetof(struct plan_arguments, machine),
-     .help = "a100, h100, h200, b200, gb200 or gb300 (default: gb200 and h200)"},
+     .help = "a100, h100, h200, b200, gb200, gb300, or cpu: this machine, measured (default: gb200 and h200)"},
     {0}};
 
 static bool find_machine(const char *name, const struct machine **out, struct error *e) {
   *out = name ? machine_named(name) : NULL;
-  if (*out || !name) return true;
+  if (*out || !name || strcmp(name, "cpu") == 0) return true;
   char known[256] = "";
   int n;
   const struct machine *all = machine_list(&n);
@@ -29,6 +29,7 @@ static bool find_machine(const char *name, const struct machine **out, struct er
     if (i) strncat(known, ", ", sizeof known - strlen(known) - 1);
     strncat(known, all[i].name, sizeof known - strlen(known) - 1);
   }
+  strncat(known, ", cpu", sizeof known - strlen(known) - 1);
   return error_set(e, ERROR_USAGE, "--machine %s is not known; known are %s", name, known);
 }
 
@@ -37,8 +38,13 @@ int command_plan(int argc, char **argv) {
   struct error e = {0};
   struct config config;
   const struct machine *machine;
-  if (!arguments_parse(command_plan_arguments, argc, argv, &a, &e) || !find_machine(a.machine, &machine, &e) ||
-      !config_load(&config, a.config, a.sets.item, a.sets.n, &e) || !plan_print(stdout, &config, machine, a.gpus, &e))
-    return command_fail(&e);
+  struct machine here;
+  bool good = arguments_parse(command_plan_arguments, argc, argv, &a, &e) && find_machine(a.machine, &machine, &e) &&
+              config_load(&config, a.config, a.sets.item, a.sets.n, &e);
+  if (good && a.machine && !machine) { /* cpu */
+    good = machine_here((int)config.run.threads, &here, &e);
+    machine = &here;
+  }
+  if (!good || !plan_print(stdout, &config, machine, a.gpus, &e)) return command_fail(&e);
   return ERROR_NONE;
 }

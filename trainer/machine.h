@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "base/error.h"
 #include "kernels/encoding.h"
 
 struct machine {
@@ -23,6 +24,13 @@ const struct machine *machine_list(int *n);
 /* The machine that a GPU's product name ("NVIDIA H200") means; NULL: unknown, or a
  * variant (PCIe, NVL, a MIG slice) with other peaks. */
 const struct machine *machine_of_product(const char *product);
+
+/* "cpu": this machine with so many threads, its BF16 contraction and a copy in
+ * memory measured now (a fraction of a second). The title lives until the next call. */
+bool machine_here(int threads, struct machine *out, struct error *e);
+
+/* Bytes of memory that this process may use: the machine's, or its control group's. */
+int64_t machine_memory(void);
 
 /* FLOP/s of a contraction whose operands have these encodings: the slower one's
  * rate. Where there are no FP4 tensor cores, MXFP4 runs as FP8 and the NVFP4

@@ -96,8 +96,8 @@ bool plan_memory(const struct config *c, int threads, struct arena *out, struct 
   return m != NULL;
 }
 
-static void print_bytes(FILE *out, const char *what, double bytes, const char *note) {
-  fprintf(out, "  %-22s %10.3f GB%s%s\n", what, bytes / 1e9, note[0] ? "   " : "", note);
+static void print_bytes(FILE *out, const char *what, double bytes, bool large, const char *note) {
+  fprintf(out, "  %-22s %10.3f %s%s%s\n", what, bytes / (large ? 1e9 : 1e6), large ? "GB" : "MB", note[0] ? "   " : "", note);
 }
 
 static void print_memory(FILE *out, const struct config *c, const struct arena *arena, int threads) {
@@ -109,37 +109,41 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
       [ARENA_TRANSIENT] = "one block's or one boundary's, and the batch",
       [ARENA_HEAD] = "logits of a chunk",
   };
+  const bool large = arena->used >= 1000000000;
   char scratch[64];
   snprintf(scratch, sizeof scratch, "of backend %s with %d threads", c->run.backend, threads);
   fprintf(out, "\nmemory of one rank: local batch %" PRId64 " x %" PRId64 " tokens, recompute %s, everything on every rank\n", c->train.local_batch, c->train.seq_len,
           c->train.recompute == RECOMPUTE_ALL ? "all" : c->train.recompute == RECOMPUTE_NONE ? "none" : "every n-th block");
   for (int i = 0; i < ARENA_CATEGORY_COUNT; i++)
     if (arena->by_category[i] > 0)
-      print_bytes(out, arena_category_name((enum arena_category)i), (double)arena->by_category[i],
+      print_bytes(out, arena_category_name((enum arena_category)i), (double)arena->by_category[i], large,
                   i == ARENA_SCRATCH ? scratch : notes[i] ? notes[i] : "");
-  print_bytes(out, "total", (double)arena->used, "");
-  print_bytes(out, "a checkpoint", (double)plan_checkpoint_bytes(c), "of all ranks together");
+  print_bytes(out, "total", (double)arena->used, large, "");
+  print_bytes(out, "a checkpoint", (double)plan_checkpoint_bytes(c), large, "of all ranks together");
 }
 
 static void print_peaks(FILE *out, const struct machine *m) {
-  fprintf(out, "\n%s: dense BF16 %.0f", m->title, m->bf16_flops / 1e12);
-  if (m->fp8_flops > m->bf16_flops) fprintf(out, ", FP8 %.0f", m->fp8_flops / 1e12);
-  if (m->fp4_flops > 0) fprintf(out, ", FP4 %.0f", m->fp4_flops / 1e12);
-  fprintf(out, " TFLOP/s%s; %.0f GB at %.2f TB/s\n", m->fp4_flops > 0 ? "" : " (no FP4 units: MXFP4 runs at the FP8 rate, NVFP4 at BF16's)",
-          m->memory_bytes / 1e9, m->memory_bandwidth / 1e12);
-  fprintf(out, "  one way, each GPU: %.0f GB/s among %d, %.0f GB/s beyond\n", m->link_bandwidth / 1e9, m->domain, m->network_bandwidth / 1e9);
+  fprintf(out, "\n%s: dense BF16 %.4g", m->title, m->bf16_flops / 1e12);
+  if (m->fp8_flops > m->bf16_flops) fprintf(out, ", FP8 %.4g", m->fp8_flops / 1e12);
+  if (m->fp4_flops > 0) fprintf(out, ", FP4 %.4g", m->fp4_flops / 1e12);
+  const char *slower = m->fp4_flops > 0               ? ""
+                       : m->fp8_flops > m->bf16_flops ? " (no FP4 units: MXFP4 runs at the FP8 rate, NVFP4 at BF16's)"
+                                                      : " (no FP8 or FP4 units: every format at the BF16 rate)";
+  fprintf(out, " TFLOP/s%s; %.0f GB at %.3g TB/s\n", slower, m->memory_bytes / 1e9, m->memory_bandwidth / 1e12);
+  if (m->domain > 1)
+    fprintf(out, "  one way, each GPU: %.0f GB/s among %d, %.0f GB/s beyond\n", m->link_bandwidth / 1e9, m->domain, m->network_bandwidth / 1e9);
 }
 
 static void print_times(FILE *out, const struct config *c, const struct machine *m, int64_t n) {
   struct plan_time t;
   const int64_t unit = n * c->train.local_batch, global = c->train.global_batch;
   if (!plan_time(c, m, n, &t)) {
-    fprintf(out, "  %4" PRId64 "   train.global_batch %" PRId64 " is no multiple of %" PRId64 " x local batch %" PRId64 "; nearest are ", n, global, n, c->train.local_batch);
+    fprintf(out, "  %5" PRId64 "   train.global_batch %" PRId64 " is no multiple of %" PRId64 " x local batch %" PRId64 "; nearest are ", n, global, n, c->train.local_batch);
     if (global > unit) fprintf(out, "%" PRId64 " and ", global / unit * unit);
     fprintf(out, "%" PRId64 "\n", (global / unit + 1) * unit);
     return;
   }
-  fprintf(out, "  %4" PRId64 " %6" PRId64 " %9.1f %9.1f %9.1f", n, global / unit, t.linears * 1e3, t.attention * 1e3, t.head * 1e3);
+  fprintf(out, "  %5" PRId64 " %6" PRId64 " %9.1f %9.1f %9.1f", n, global / unit, t.linears * 1e3, t.attention * 1e3, t.head * 1e3);
   if (c->train.recompute != RECOMPUTE_NONE) fprintf(out, " %9.1f", t.recompute * 1e3);
   fprintf(out, " %9.2f %9.2f %9.1f %11.0f %9.0f %8.1f%%\n", t.optimizer * 1e3, t.reduce * 1e3, t.total * 1e3, t.tokens_per_second,
           t.tokens_per_second / (double)n, 100 * t.mfu);
@@ -150,14 +154,15 @@ static void print_machine(FILE *out, const struct config *c, const struct machin
   const double left = m->memory_bytes - memory;
   print_peaks(out, m);
   if (left >= 0)
-    fprintf(out, "  a rank's %.1f GB fit, %.1f GB are left (the driver and NCCL take a few)\n", memory / 1e9, left / 1e9);
+    fprintf(out, "  a rank's %.1f GB fit, %.1f GB are left%s\n", memory / 1e9, left / 1e9,
+            m->domain > 1 ? " (the driver and NCCL take a few)" : "");
   else
     fprintf(out, "  a rank's %.1f GB DO NOT FIT: %.1f GB too many\n", memory / 1e9, -left / 1e9);
-  fprintf(out, "  roofline of one update, milliseconds on each rank\n  %4s %6s %9s %9s %9s", "GPUs", "passes", "linears", "attention", "head");
+  fprintf(out, "  roofline of one update, milliseconds on each rank\n  %5s %6s %9s %9s %9s", m->domain > 1 ? "GPUs" : "ranks", "passes", "linears", "attention", "head");
   if (c->train.recompute != RECOMPUTE_NONE) fprintf(out, " %9s", "recompute");
   fprintf(out, " %9s %9s %9s %11s %9s %9s\n", "optimizer", "reduce", "total", "tokens/s", "per GPU", "BF16 MFU");
-  if (gpus)
-    print_times(out, c, m, gpus);
+  if (gpus || m->domain == 1)
+    print_times(out, c, m, gpus ? gpus : 1);
   else
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) print_times(out, c, m, counts[i]);
 }
