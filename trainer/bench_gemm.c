@@ -42,9 +42,11 @@ static bool make_operand(struct run_of *r, int i, const struct encoding *encodin
   *o = operand_of_matrix(source, view);
   if (encoding_is_plain(encoding)) return true;
   *o = (struct operand){.encoding = *encoding, .view = view, .rows = rows, .cols = cols};
+  const size_t scales = (size_t)operand_scale_bytes(encoding, rows, cols), outer = (size_t)operand_outer_count(o) * sizeof(float);
   o->codes = d->k->allocate(d, (size_t)operand_code_bytes(encoding, rows, cols), e);
-  o->scales = o->codes ? d->k->allocate(d, (size_t)operand_scale_bytes(encoding, rows, cols), e) : NULL;
-  if (!o->scales) return false;
+  if (scales) o->scales = d->k->allocate(d, scales, e);
+  if (outer) o->outer = d->k->allocate(d, outer, e);
+  if (!o->codes || (scales && !o->scales) || (outer && !o->outer)) return false;
   struct emission out = {.draw = {.seq_len = source->rows}};
   if (view == VIEW_ROW)
     out.row = o;
@@ -58,6 +60,7 @@ static void release(struct run_of *r) {
   for (int i = 0; i < 2; i++) {
     if (r->operand[i].codes && r->operand[i].codes != r->source[i].data) r->d->k->release(r->d, r->operand[i].codes);
     if (r->operand[i].scales) r->d->k->release(r->d, r->operand[i].scales);
+    if (r->operand[i].outer) r->d->k->release(r->d, r->operand[i].outer);
     if (r->source[i].data) r->d->k->release(r->d, r->source[i].data);
   }
   if (r->out.data) r->d->k->release(r->d, r->out.data);
