@@ -98,7 +98,7 @@ def main():
         optimizer.step()
         if update >= 3:
             seconds.append(time.perf_counter() - started)
-    assert math.isfinite(float(loss))
+    assert math.isfinite(float(loss.detach()))
     tokens = a.accumulation * a.batch * a.seq
     seconds.sort()
     print(json.dumps({"peer": "pytorch " + torch.__version__, "dtype": a.dtype, "compile": a.compile,
