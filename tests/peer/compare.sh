@@ -11,6 +11,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 unset OPENBLAS_CORETYPE || true
 
+scripts/corpus.sh runs/demo/corpus
 "$program" prepare configs/demo.yaml --set data.train="$work/train" --set data.validation="$work/validation" >/dev/null
 
 ours() {
