@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""kill -9 at random moments: every next start goes on from a whole checkpoint, and in the end nothing
+tells that anything happened.
+
+BUILD names the build folder (default build).  Prints "ok NAME" or "not ok NAME: why"; exit status 0
+iff all are ok.  Arguments: names of tests to run (default all).
+"""
+import os
+import random
+import re
+import signal
+import sys
+import time
+
+from fp4d import DONE, Place, check, main, same
+
+# A save takes about as long as an update: 0.6 million parameters, 7 MB.
+SETTINGS = {"model.hidden_size": 192, "model.ffn_size": 512, "model.n_heads": 6, "model.n_kv_heads": 2,
+            "checkpoint.every": 1, "checkpoint.keep": 2, "data.validation": "",
+            "optimizer.schedule": "constant", "optimizer.min_lr": 0}
+
+place = Place()
+
+
+def wait_for_save(name, job, limit=30):
+    """Until a save is going on, found by its temporary folder."""
+    folder = place.at(name, "checkpoints")
+    until = time.monotonic() + limit
+    while job.process.poll() is None and time.monotonic() < until:
+        try:
+            if any(n.startswith("step-") and n.endswith(".tmp") for n in os.listdir(folder)):
+                return
+        except OSError:
+            pass
+    check(False, "no save seen", job.text())
+
+
+def killed_often(np, kills, seed):
+    dice = random.Random(seed)
+    name = f"killed-{np}"
+    saved = inside = 0  # newest update that a process called saved; kills that left a temporary
+    for kill in range(kills):
+        job = place.start_train(name, {**SETTINGS, "train.updates": 1000000}, np)
+        job.wait_for(r"update +\d+/")
+        for _ in range(dice.randrange(6)):
+            wait_for_save(name, job)
+            time.sleep(0.01)
+        if kill % 4 == 3:
+            time.sleep(dice.uniform(0, 0.1))
+        else:
+            wait_for_save(name, job)
+            time.sleep(dice.uniform(0, 0.008))
+        ranks = job.ranks()
+        check(len(ranks) == max(np, 1), f"{len(ranks)} ranks are there", job.text())
+        os.kill(dice.choice(ranks), signal.SIGKILL)
+        out = job.end(60)
+        check(out.code == (137 if np else -9), f"exit code {out.code}", out.text)
+        resumed = re.search(r"resumed from \S+ at update (\d+)\n", out.text)
+        check("passed over" not in out.text, "what a killed process left is no damaged checkpoint", out.text)
+        check((saved == 0 and not resumed) or int(resumed.group(1)) >= saved, f"resumed from {saved} or later", out.text)
+        saved = max([saved] + [int(u) for u in re.findall(r"update +(\d+) +saved", out.text)])
+        inside += bool(place.temporaries(name))
+    check(inside >= kills // 5, f"only {inside} of {kills} kills met a save")
+
+    newest = place.steps(name)[-1]
+    check(newest >= saved, f"the newest checkpoint {newest} and the last one called saved {saved}")
+    last = {**SETTINGS, "train.updates": newest + 2}
+    place.train(name, last, np).expect(DONE, rf"at update {newest}\n")
+    check(place.steps(name) == [newest + 1, newest + 2] and place.temporaries(name) == [], "nothing is left over",
+          str(os.listdir(place.at(name, "checkpoints"))))
+    check(place.column(name, "update") == list(range(1, newest + 3)), "each update is on record once")
+    place.run(f"calm-{np}", {**last, "checkpoint.every": 0}, np)
+    same(place.updates(f"calm-{np}"), place.updates(name), "after all the kills")
+    same(place.tensors(f"calm-{np}", newest + 2), place.tensors(name, newest + 2), "after all the kills: tensors")
+    print(f"# {kills} kills, {inside} of them inside a save, {newest} updates")
+
+
+def test_killed_often(): killed_often(0, 20, 1)
+def test_killed_often_2(): killed_often(2, 12, 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals(), place.close))
