@@ -322,7 +322,7 @@ TEST(embedding) {
 
 /* ---- emission ------------------------------------------------------------ */
 static struct operand packed(enum view view, enum rounding rounding, int64_t rows, int64_t cols) {
-  struct encoding e = {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_ENCODE, rounding, HADAMARD_NONE};
+  struct encoding e = {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_ENCODE, rounding, HADAMARD_NONE, 0};
   if (view == VIEW_COLUMN) { /* contracted over the source's rows */
     int64_t swap = rows;
     rows = cols, cols = swap;

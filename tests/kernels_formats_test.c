@@ -334,10 +334,10 @@ TEST(golden_checksums) {
 
 TEST(encodings) {
   char text[ENCODING_TEXT];
-  struct encoding weight = {FORMAT_MXFP4, BLOCK_2D32, SCALE_MX_ADAPTIVE, ROUND_NEAREST, HADAMARD_NONE};
-  struct encoding dy = {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_ENCODE, ROUND_STOCHASTIC, HADAMARD_NONE};
+  struct encoding weight = {FORMAT_MXFP4, BLOCK_2D32, SCALE_MX_ADAPTIVE, ROUND_NEAREST, HADAMARD_NONE, 0};
+  struct encoding dy = {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_ENCODE, ROUND_STOCHASTIC, HADAMARD_NONE, 0};
   struct encoding plain = {.format = FORMAT_BF16};
-  struct encoding rotated = {FORMAT_NVFP4_LOCAL, BLOCK_2D16, SCALE_LOCAL_FAITHFUL, ROUND_STOCHASTIC, HADAMARD_SIGNED_16};
+  struct encoding rotated = {FORMAT_NVFP4_LOCAL, BLOCK_2D16, SCALE_LOCAL_FAITHFUL, ROUND_STOCHASTIC, HADAMARD_SIGNED_16, 0};
   CHECK_STR(encoding_text(&weight, text, sizeof text), "mxfp4/2d32/adaptive");
   CHECK_STR(encoding_text(&dy, text, sizeof text), "mxfp4/1x32/encode/sr");
   CHECK_STR(encoding_text(&plain, text, sizeof text), "bf16");
@@ -361,7 +361,7 @@ TEST(operands) {
   for (size_t i = 0; i < sizeof swizzle / sizeof swizzle[0]; i++)
     CHECK_EQ_I64(operand_scale_offset(swizzle[i][0], swizzle[i][1], 16), swizzle[i][2]);
   /* a bijection onto the padded array */
-  struct encoding mx = {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_ENCODE, ROUND_NEAREST, HADAMARD_NONE};
+  struct encoding mx = {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_ENCODE, ROUND_NEAREST, HADAMARD_NONE, 0};
   static char seen[256 * 8];
   CHECK_EQ_I64(operand_scale_bytes(&mx, 130, 5 * 32), 256 * 8);
   for (int64_t r = 0; r < 256; r++)
@@ -371,7 +371,7 @@ TEST(operands) {
       seen[at] = 1;
     }
   CHECK_EQ_I64(operand_code_bytes(&mx, 130, 160), 130 * 80);
-  struct encoding nv = {FORMAT_NVFP4, BLOCK_1X16, SCALE_TENSOR, ROUND_NEAREST, HADAMARD_NONE};
+  struct encoding nv = {FORMAT_NVFP4, BLOCK_1X16, SCALE_TENSOR, ROUND_NEAREST, HADAMARD_NONE, 0};
   CHECK_EQ_I64(operand_scale_bytes(&nv, 1, 16), 128 * 4);
   struct encoding plain = {.format = FORMAT_BF16};
   CHECK_EQ_I64(operand_scale_bytes(&plain, 130, 160), 0);
