@@ -53,43 +53,106 @@ static hid_t type_of(enum dtype d) { return d == DTYPE_BF16 ? bf16_type : H5T_IE
 
 /* ---- writing -------------------------------------------------------------- */
 
-static bool write_attribute(hid_t dataset, const char *name, int64_t value) {
+static bool write_attribute(hid_t object, const char *name, int64_t value) {
   hid_t space = H5Screate(H5S_SCALAR);
-  hid_t attribute = H5Acreate2(dataset, name, H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT);
+  hid_t attribute = H5Acreate2(object, name, H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT);
   bool good = attribute >= 0 && H5Awrite(attribute, H5T_NATIVE_INT64, &value) >= 0;
   if (attribute >= 0) H5Aclose(attribute);
   H5Sclose(space);
   return good;
 }
 
-static bool write_slice(hid_t file, hid_t link, const struct tensor_slice *s) {
-  hsize_t shape[2] = {(hsize_t)s->rows, (hsize_t)s->cols};
-  hid_t space = H5Screate_simple(2, shape, NULL);
-  hid_t dataset = H5Dcreate2(file, s->name, type_of(s->dtype), space, link, H5P_DEFAULT, H5P_DEFAULT);
-  bool good = dataset >= 0 && H5Dwrite(dataset, type_of(s->dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT, s->data) >= 0 &&
-              write_attribute(dataset, "global_rows", s->global_rows) && write_attribute(dataset, "cols", s->cols) &&
-              write_attribute(dataset, "first_row", s->first_row) && write_attribute(dataset, "dtype", s->dtype);
-  if (dataset >= 0) good = H5Dclose(dataset) >= 0 && good;
+/* Text as h5py writes and reads it: UTF-8 of variable length. */
+static hid_t text_type(void) {
+  hid_t type = H5Tcopy(H5T_C_S1);
+  if (type >= 0 && H5Tset_size(type, H5T_VARIABLE) >= 0 && H5Tset_cset(type, H5T_CSET_UTF8) >= 0) return type;
+  return H5I_INVALID_HID;
+}
+
+static bool write_text(hid_t object, const char *name, const char *text) {
+  hid_t space = H5Screate(H5S_SCALAR), type = text_type();
+  hid_t attribute = H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
+  bool good = attribute >= 0 && H5Awrite(attribute, type, &text) >= 0;
+  if (attribute >= 0) H5Aclose(attribute);
+  if (type >= 0) H5Tclose(type);
   H5Sclose(space);
   return good;
 }
 
-bool hdf5_write(const char *path, const struct tensor_slice *slices, int n, struct error *e) {
-  if (!library(e)) return false;
-  hid_t access = H5Pcreate(H5P_FILE_ACCESS), link = H5Pcreate(H5P_LINK_CREATE);
-  int failure;
+static bool write_attributes(hid_t object, const struct hdf5_attribute *attributes, int n) {
+  bool good = true;
+  for (int i = 0; good && i < n; i++) {
+    const struct hdf5_attribute *a = &attributes[i];
+    good = a->text ? write_text(object, a->name, a->text) : write_attribute(object, a->name, a->number);
+  }
+  return good;
+}
+
+struct hdf5_writer {
+  hid_t file, link;
+  int failure; /* the disk's first errno */
+  bool broken;
+  char path[1024];
+};
+
+struct hdf5_writer *hdf5_create(const char *path, struct error *e) {
+  if (!library(e)) return NULL;
+  struct hdf5_writer *w = calloc(1, sizeof *w);
+  if (!w) {
+    error_set(e, ERROR_SYSTEM, "out of memory");
+    return NULL;
+  }
+  snprintf(w->path, sizeof w->path, "%s", path);
+  hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+  w->link = H5Pcreate(H5P_LINK_CREATE);
   H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
-  H5Pset_create_intermediate_group(link, 1);
-  hid_t file = sink_set(access, &failure) ? H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, access) : H5I_INVALID_HID;
-  bool good = file >= 0 || hdf5_failed(e, "cannot create", path);
-  for (int i = 0; good && failure == 0 && i < n; i++)
-    good = write_slice(file, link, &slices[i]) || hdf5_failed(e, "cannot write", path);
-  if (file >= 0 && H5Fclose(file) < 0 && good) good = hdf5_failed(e, "cannot close", path);
-  H5Pclose(link);
+  H5Pset_create_intermediate_group(w->link, 1);
+  w->file = sink_set(access, &w->failure) ? H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, access) : H5I_INVALID_HID;
   H5Pclose(access);
-  if (failure == 0) return good;
-  errno = failure; /* what the disk said; HDF5 knows nothing of it */
-  return error_errno(e, ERROR_CHECKPOINT, "cannot write %s", path);
+  if (w->file >= 0) return w;
+  hdf5_failed(e, "cannot create", path);
+  w->broken = true;
+  hdf5_finish(w, e);
+  return NULL;
+}
+
+bool hdf5_add(struct hdf5_writer *w, const struct tensor_slice *s, const struct hdf5_attribute *attributes, int n,
+              struct error *e) {
+  if (w->broken || w->failure) return false; /* said already, or by hdf5_finish */
+  bool good;
+  if (s) {
+    hsize_t shape[2] = {(hsize_t)s->rows, (hsize_t)s->cols};
+    hid_t space = H5Screate_simple(2, shape, NULL);
+    hid_t dataset = H5Dcreate2(w->file, s->name, type_of(s->dtype), space, w->link, H5P_DEFAULT, H5P_DEFAULT);
+    good = dataset >= 0 && H5Dwrite(dataset, type_of(s->dtype), H5S_ALL, H5S_ALL, H5P_DEFAULT, s->data) >= 0 &&
+           write_attribute(dataset, "global_rows", s->global_rows) && write_attribute(dataset, "cols", s->cols) &&
+           write_attribute(dataset, "first_row", s->first_row) && write_attribute(dataset, "dtype", s->dtype) &&
+           write_attributes(dataset, attributes, n);
+    if (dataset >= 0) good = H5Dclose(dataset) >= 0 && good;
+    H5Sclose(space);
+  } else {
+    good = write_attributes(w->file, attributes, n);
+  }
+  if (good) return true;
+  w->broken = true;
+  return hdf5_failed(e, "cannot write", w->path);
+}
+
+bool hdf5_finish(struct hdf5_writer *w, struct error *e) {
+  bool good = !w->broken;
+  if (w->file >= 0 && H5Fclose(w->file) < 0 && good) good = hdf5_failed(e, "cannot close", w->path);
+  if (w->link >= 0) H5Pclose(w->link);
+  errno = w->failure; /* what the disk said; HDF5 knows nothing of it */
+  if (w->failure) good = error_errno(e, ERROR_CHECKPOINT, "cannot write %s", w->path);
+  free(w);
+  return good;
+}
+
+bool hdf5_write(const char *path, const struct tensor_slice *slices, int n, struct error *e) {
+  struct hdf5_writer *w = hdf5_create(path, e);
+  if (!w) return false;
+  for (int i = 0; i < n && hdf5_add(w, &slices[i], NULL, 0, e); i++) continue;
+  return hdf5_finish(w, e);
 }
 
 /* ---- reading -------------------------------------------------------------- */
@@ -105,6 +168,31 @@ static bool read_attribute(hid_t dataset, const char *name, int64_t *value) {
   hid_t attribute = H5Aopen(dataset, name, H5P_DEFAULT);
   bool good = attribute >= 0 && H5Aread(attribute, H5T_NATIVE_INT64, value) >= 0;
   if (attribute >= 0) H5Aclose(attribute);
+  return good;
+}
+
+/* The object whose attribute is asked for; closed by H5Oclose. */
+static hid_t object_of(const struct hdf5_file *f, int i) {
+  return i < 0 ? H5Oopen(f->file, "/", H5P_DEFAULT) : H5Oopen(f->file, f->slices[i].name, H5P_DEFAULT);
+}
+
+bool hdf5_number(const struct hdf5_file *f, int i, const char *name, int64_t *value) {
+  hid_t object = object_of(f, i);
+  bool good = object >= 0 && H5Aexists(object, name) > 0 && read_attribute(object, name, value);
+  if (object >= 0) H5Oclose(object);
+  return good;
+}
+
+bool hdf5_text(const struct hdf5_file *f, int i, const char *name, char *text, int size) {
+  hid_t object = object_of(f, i), type = text_type();
+  hid_t attribute = object >= 0 && H5Aexists(object, name) > 0 ? H5Aopen(object, name, H5P_DEFAULT) : H5I_INVALID_HID;
+  char *found = NULL;
+  bool good = attribute >= 0 && H5Aread(attribute, type, &found) >= 0 && found && strlen(found) < (size_t)size;
+  if (good) snprintf(text, (size_t)size, "%s", found);
+  H5free_memory(found);
+  if (attribute >= 0) H5Aclose(attribute);
+  if (type >= 0) H5Tclose(type);
+  if (object >= 0) H5Oclose(object);
   return good;
 }
 

@@ -13,12 +13,31 @@
 /* Writes, closes and fsyncs PATH. */
 bool hdf5_write(const char *path, const struct tensor_slice *slices, int n, struct error *e);
 
+/* The same piece by piece, with attributes of one's own. */
+struct hdf5_attribute {
+  const char *name;
+  const char *text; /* NULL: `number` */
+  int64_t number;
+};
+
+struct hdf5_writer; /* opaque */
+struct hdf5_writer *hdf5_create(const char *path, struct error *e);
+/* A slice with n more attributes; s NULL: attributes of the file itself. */
+bool hdf5_add(struct hdf5_writer *w, const struct tensor_slice *s, const struct hdf5_attribute *attributes, int n,
+              struct error *e);
+/* Closes and fsyncs; frees w in any case. False where that or anything before it failed. */
+bool hdf5_finish(struct hdf5_writer *w, struct error *e);
+
 struct hdf5_file; /* opened for reading; opaque */
 struct hdf5_file *hdf5_open(const char *path, struct error *e);
 void hdf5_close(struct hdf5_file *f);
 
 int hdf5_slice_count(const struct hdf5_file *f);
 const struct tensor_slice *hdf5_slice(const struct hdf5_file *f, int i); /* data NULL */
+
+/* An attribute of slice i, or of the file (i = -1). False where there is none of this type. */
+bool hdf5_number(const struct hdf5_file *f, int i, const char *name, int64_t *value);
+bool hdf5_text(const struct hdf5_file *f, int i, const char *name, char *text, int size);
 
 /* Reads rows [first, first + rows) of slice i (counted inside the slice). */
 bool hdf5_read(struct hdf5_file *f, int i, int64_t first, int64_t rows, void *data, struct error *e);

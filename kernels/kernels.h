@@ -86,6 +86,10 @@ int64_t operand_outer_count(const struct operand *o);
 /* Position of scale (r, c) in the tiled layout; `scale_cols` = cols / block. */
 int64_t operand_scale_offset(int64_t r, int64_t c, int64_t scale_cols);
 
+/* values[cols] of row r of an operand in host memory, of any format, as above:
+ * in double, where the product is exact but for 1/6 and 1/2688. A transform is not undone. */
+void operand_decode(const struct operand *o, int64_t r, double *values);
+
 /* Stochastic rounding: where the draws stand (base/philox.h).  Row r of the
  * source belongs to sample `first_sample + r / seq_len`; the block index
  * inside the sample is ((r % seq_len) * source_cols + col) / 16.  A column

@@ -1,5 +1,6 @@
 /* Operands: extents and the tiled layout of scales. */
 #include "base/checked.h"
+#include "kernels/formats.h"
 #include "kernels/kernels.h"
 
 /* Elements that share a scale along the contraction axis; 0: no scales. */
@@ -53,4 +54,43 @@ int64_t operand_outer_count(const struct operand *o) {
 
 int64_t operand_scale_offset(int64_t r, int64_t c, int64_t scale_cols) {
   return ((r / 128) * ceil_div(scale_cols, 4) + c / 4) * 512 + (r % 32) * 16 + (r % 128) / 32 * 4 + c % 4;
+}
+
+static double decode_plain(const struct operand *o, int64_t r, int64_t c) {
+  const int64_t at = o->view == VIEW_ROW ? r * o->cols + c : c * o->rows + r;
+  const uint8_t *p = o->codes;
+  uint16_t half;
+  float wide;
+  if (o->encoding.format == FORMAT_BF16) {
+    memcpy(&half, p + 2 * at, sizeof half);
+    return (double)bf16_decode(half);
+  }
+  memcpy(&wide, p + 4 * at, sizeof wide);
+  return (double)wide;
+}
+
+static double decode_code(const struct operand *o, int64_t r, int64_t c) {
+  const enum format f = o->encoding.format;
+  if (f == FORMAT_E4M3) return (double)e4m3_decode(o->codes[r * o->cols + c]);
+  if (f == FORMAT_E5M2) return (double)e5m2_decode(o->codes[r * o->cols + c]);
+  const int64_t block = scale_block(&o->encoding);
+  const uint32_t code = o->codes[r * (o->cols / 2) + c / 2] >> (c % 2 ? 4 : 0);
+  const uint32_t scale = o->scales[operand_scale_offset(r, c / block, o->cols / block)];
+  const float step = f == FORMAT_MXFP4 ? e8m0_decode(scale) : e4m3_decode(scale);
+  return (double)e2m1_decode(code & 15u) * (double)step;
+}
+
+void operand_decode(const struct operand *o, int64_t r, double *values) {
+  const enum format f = o->encoding.format;
+  const int64_t segment = o->segment > 0 ? o->segment : o->cols, segments = ceil_div(o->cols, segment);
+  const float *outer = o->outer ? o->outer + (o->strip > 0 ? r / o->strip : 0) * segments : NULL;
+  for (int64_t c = 0; c < o->cols; c++) {
+    if (encoding_is_plain(&o->encoding)) {
+      values[c] = decode_plain(o, r, c);
+      continue;
+    }
+    double x = decode_code(o, r, c);
+    if (outer) x *= (double)outer[c / segment];
+    values[c] = f == FORMAT_MXFP4 ? x / 6 : f == FORMAT_NVFP4 ? x / 2688 : x;
+  }
 }

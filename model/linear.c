@@ -36,12 +36,21 @@ struct emission emission_of_dy(struct model *m, struct linear *l, int layer, con
   return out;
 }
 
+/* Tells the listener of a tensor that a view reads as it is. */
+static void tell(const struct model *m, const struct linear *l, enum tensor t, const struct views *v) {
+  bool read = v->plain.rows > 0 && (v->row.encoding.format == 0 || v->column.encoding.format == 0);
+  if (m->on_tensor && read) m->on_tensor(m->on_tensor_context, l->layer, l->site, t, &v->plain);
+}
+
 void linear_forward(struct model *m, struct linear *l, struct matrix *y) {
+  tell(m, l, TENSOR_X, &l->x);
+  tell(m, l, TENSOR_W, &l->w);
   struct operand x = views_operand(&l->x, VIEW_ROW), w = views_operand(&l->w, VIEW_ROW);
   m->d->k->contract(m->d, y, &x, &w, NULL);
 }
 
 void linear_backward(struct model *m, struct linear *l, struct matrix *dx) {
+  tell(m, l, TENSOR_DY, &l->dy);
   struct operand dy = views_operand(&l->dy, VIEW_ROW), w = views_operand(&l->w, VIEW_COLUMN);
   m->d->k->contract(m->d, dx, &dy, &w, NULL);
   struct operand dy_t = views_operand(&l->dy, VIEW_COLUMN), x_t = views_operand(&l->x, VIEW_COLUMN);

@@ -7,6 +7,8 @@
 
 enum linear_site { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, LINEAR_SITES };
 
+enum tensor { TENSOR_X, TENSOR_W, TENSOR_DY, TENSOR_COUNT };
+
 /* Y [tokens, n] = X [tokens, k] W [n, k]^T */
 struct linear_shape {
   int64_t n, k;
@@ -28,6 +30,11 @@ static inline struct linear_shape linear_shape(const struct extent *x, enum line
 static inline const char *linear_name(enum linear_site site) {
   static const char *const names[LINEAR_SITES] = {"qkv", "out", "gate_up", "down"};
   return names[site];
+}
+
+static inline const char *tensor_name(enum tensor t) {
+  static const char *const names[TENSOR_COUNT] = {"x", "w", "dy"};
+  return names[t];
 }
 
 /* "fprop x", … */

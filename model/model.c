@@ -106,7 +106,12 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
   for (int layer = 0; layer < (int)c->n_layers; layer++) {
     m->block[layer].layer = layer;
     m->block[layer].recompute = recomputed(s, layer);
-    for (int site = 0; site < LINEAR_SITES; site++) m->block[layer].linear[site].draw = draws[site];
+    for (int site = 0; site < LINEAR_SITES; site++) {
+      struct linear *l = &m->block[layer].linear[site];
+      l->layer = layer;
+      l->site = (enum linear_site)site;
+      l->draw = draws[site];
+    }
   }
 
   layout_model(m, arena);
@@ -165,6 +170,11 @@ void model_on_phase(struct model *m, void (*begin)(void *context, enum model_pha
 
 static void enter(struct model *m, enum model_phase phase) {
   if (m->on_phase) m->on_phase(m->on_phase_context, phase);
+}
+
+void model_on_tensor(struct model *m, model_listener *listener, void *context) {
+  m->on_tensor = listener;
+  m->on_tensor_context = context;
 }
 
 /* Embedding, blocks and the final norm. */

@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "kernels/kernels.h"
 #include "kernels/rope.h"
-#include "model/route.h"
+#include "model/linears.h"
 
 struct model_config {
   int64_t vocab_size, hidden_size, ffn_size, n_layers, n_heads, n_kv_heads, head_dim;
@@ -113,6 +113,14 @@ void model_logits(struct model *m, const struct micro_batch *b, int64_t row, flo
  * where a rank stands). NULL: nobody listens. */
 enum model_phase { MODEL_FORWARD, MODEL_HEAD, MODEL_BACKWARD };
 void model_on_phase(struct model *m, void (*begin)(void *context, enum model_phase phase), void *context);
+
+/* Hands over a linear's X and W before its fprop and its dY before its dgrad, as
+ * plain device matrices that stand as long as the call: those that a contraction
+ * reads as they are, so under a route of plain formats all of them.  X and W of
+ * a recomputed block come twice. NULL: nobody listens. */
+typedef void model_listener(void *context, int layer, enum linear_site site, enum tensor tensor,
+                            const struct matrix *values);
+void model_on_tensor(struct model *m, model_listener *listener, void *context);
 
 /* ---- what was seen ------------------------------------------------------ */
 struct model_signals {

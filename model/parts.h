@@ -16,13 +16,13 @@ struct views {
   struct operand row, column;
 };
 
-enum tensor { TENSOR_X, TENSOR_W, TENSOR_DY, TENSOR_COUNT }; /* whose quantisation is counted */
-
 /* A linear of a block: Y = X W^T and its gradients. */
 struct linear {
   struct matrix source;   /* [n, k], the parameters */
   struct matrix gradient; /* [n, k], FP32 */
   struct views x, w, dy;
+  int layer;     /* 0-based */
+  enum linear_site site;
   uint32_t draw; /* enum draw_operand of dy */
 };
 
@@ -84,6 +84,8 @@ struct model {
   float *staging;                 /* host, for initial values */
   void (*on_phase)(void *context, enum model_phase phase);
   void *on_phase_context;
+  model_listener *on_tensor;
+  void *on_tensor_context;
 };
 
 /* One run over the blocks. */

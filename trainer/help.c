@@ -22,7 +22,7 @@ const struct command commands[] = {
      "nothing is done.\n"},
     {"eval", "mean NLL of a checkpoint on the fixed validation stream", command_eval_arguments, command_eval, ""},
     {"generate", "text from a checkpoint", command_generate_arguments, command_generate, ""},
-    {"inspect", "what is in a token stream, checkpoint or metrics.jsonl, and whether it is whole", command_inspect_arguments,
+    {"inspect", "what is in a token stream, checkpoint, capture or metrics.jsonl, and whether it is whole", command_inspect_arguments,
      command_inspect,
      "Exit code 74 for a damaged checkpoint, 65 for a damaged stream or metrics.jsonl or for what is neither.\n"},
     {"bench", "speed of a part, measured here: gemm, attention, step, loader, checkpoint, collectives", command_bench_arguments,
@@ -33,6 +33,11 @@ const struct command commands[] = {
      "  loader       samples per second from data.train\n"
      "  checkpoint   save and load, under mpirun each rank its share\n"
      "  collectives  under mpirun: the sum of gradients beside a copy in memory\n"},
+    {"capture", "X, W and dY of a model's linears from a checkpoint, to HDF5", command_capture_arguments, command_capture,
+     "Runs forward and backward of the batches that training would read next, under route bf16,\n"
+     "where every operand exists as it is, with the checkpoint's weights, which do not change.\n"
+     "Of each batch the first micro-batch runs.  `fp4d bench quantize --from FILE.h5` reads the file;\n"
+     "docs/formats.md describes it.\n"},
     {"help", "this list; `fp4d help COMMAND`; `fp4d help config`", command_help_arguments, command_help,
      "`fp4d help config` documents every key of a configuration.\n"},
     {NULL, NULL, NULL, NULL, NULL},

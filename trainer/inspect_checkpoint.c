@@ -11,6 +11,7 @@
 #include "checkpoints/hdf5.h"
 #include "checkpoints/manifest.h"
 #include "checkpoints/store.h"
+#include "trainer/capture.h"
 #include "trainer/inspect.h"
 
 static int64_t slice_bytes(const struct tensor_slice *s) {
@@ -60,7 +61,9 @@ bool inspect_rank_file(const struct inspection *in, struct error *e) {
   int64_t bytes = 0;
   const int n = hdf5_slice_count(f);
   for (int i = 0; i < n; i++) bytes += slice_bytes(hdf5_slice(f, i));
-  printf("%s: one rank's file of a checkpoint\n", in->path);
+  char format[32];
+  const bool capture = hdf5_text(f, -1, "format", format, sizeof format) && strcmp(format, CAPTURE_FORMAT) == 0;
+  printf("%s: %s\n", in->path, capture ? "a capture of a model's linears" : "one rank's file of a checkpoint");
   inspect_line("slices", "%d, %" PRId64 " bytes, in a file of %" PRId64, n, bytes, file_size(in->path));
   const bool good = !in->verify || verify_rank_file(in->path, f, e);
   printf("  %-48s %-5s %10s %8s %10s %14s\n", "tensor", "type", "rows", "cols", "first row", "of rows");

@@ -256,7 +256,7 @@ static bool hash_from_json(const json_t *value, struct hash *out) {
   return text && sscanf(text, "%16" SCNx64 "%16" SCNx64, &out->high, &out->low) == 2;
 }
 
-static bool read_counters(struct run *run, struct checkpoint *k, struct error *e) {
+bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e) {
   json_error_t where;
   json_t *meta = json_loads(checkpoint_meta(k), 0, &where);
   if (!meta)
@@ -285,8 +285,6 @@ static bool read_counters(struct run *run, struct checkpoint *k, struct error *e
     run->samples = json_integer_value(json_object_get(meta, "samples"));
     detector_from_json(&run->divergence.loss, json_object_get(meta, "loss_window"));
     detector_from_json(&run->divergence.grad_norm, json_object_get(meta, "grad_norm_window"));
-    const char *config = json_string_value(json_object_get(meta, "config"));
-    if (config && run->rank == 0) changes_log(config, run->config_text);
   }
   json_decref(meta);
   return good;
@@ -344,14 +342,22 @@ static bool choose(struct run *run, enum resume_kind kind, const char *path, str
   return comm_agree(run->comm, good, e);
 }
 
+static void log_changes(const struct run *run, const struct checkpoint *k) {
+  struct error none;
+  char *saved = state_saved_config(k, &none);
+  if (saved) changes_log(saved, run->config_text);
+  free(saved);
+}
+
 bool state_restore(struct run *run, enum resume_kind kind, const char *path, bool *resumed, struct error *e) {
   struct checkpoint *k;
   *resumed = false;
   bool good = choose(run, kind, path, &k, e);
   if (k) {
-    good = good && comm_agree(run->comm, read_weights(run, k, e) && read_moments(run, k, e) && read_counters(run, k, e), e);
+    good = good && comm_agree(run->comm, read_weights(run, k, e) && read_moments(run, k, e) && state_read_counters(run, k, e), e);
     if (good) {
       *resumed = true;
+      if (run->rank == 0) log_changes(run, k);
       model_refresh_weights(run->model);
       if (run->rank == 0) log_info("resumed from %s at update %" PRId64, checkpoint_path(k), run->update);
     }

@@ -34,6 +34,10 @@ struct checkpoint *state_find(const char *path, struct error *e);
 /* Parameters alone, for `eval` and `generate`, from an opened checkpoint. */
 bool state_read_parameters(struct run *run, struct checkpoint *k, struct error *e);
 
+/* Where that run stands: updates, samples, the detectors' windows. A changed
+ * training stream is refused unless data.allow_change. */
+bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e);
+
 /* The configuration that a checkpoint was written under, as YAML; malloc'ed. */
 char *state_saved_config(const struct checkpoint *k, struct error *e);
 
