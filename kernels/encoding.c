@@ -53,6 +53,19 @@ static const char *hadamard_word(enum hadamard h) {
   return "/unknown-hadamard";
 }
 
+int64_t encoding_block_cols(const struct encoding *e) {
+  switch (e->format) {
+    case FORMAT_MXFP4: return 32;
+    case FORMAT_NVFP4:
+    case FORMAT_NVFP4_LOCAL: return 16;
+    case FORMAT_F32:
+    case FORMAT_BF16:
+    case FORMAT_E4M3:
+    case FORMAT_E5M2: return 0;
+  }
+  return 0;
+}
+
 bool encoding_equal(const struct encoding *a, const struct encoding *b) {
   return a->format == b->format && a->block == b->block && a->scale == b->scale && a->rounding == b->rounding &&
          a->hadamard == b->hadamard && a->strip == b->strip;

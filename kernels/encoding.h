@@ -60,6 +60,10 @@ static inline bool encoding_is_plain(const struct encoding *e) {
   return e->format == FORMAT_F32 || e->format == FORMAT_BF16;
 }
 
+/* Elements along the contraction that share a block scale: 32, 16, or 0 where
+ * the format has no block scales. */
+int64_t encoding_block_cols(const struct encoding *e);
+
 bool encoding_equal(const struct encoding *a, const struct encoding *b);
 
 /* "mxfp4/2d32/adaptive", "mxfp4/1x32/encode/sr", "bf16": what records and the

@@ -3,20 +3,6 @@
 #include "kernels/formats.h"
 #include "kernels/kernels.h"
 
-/* Elements that share a scale along the contraction axis; 0: no scales. */
-static int64_t scale_block(const struct encoding *e) {
-  switch (e->format) {
-    case FORMAT_MXFP4: return 32;
-    case FORMAT_NVFP4:
-    case FORMAT_NVFP4_LOCAL: return 16;
-    case FORMAT_F32:
-    case FORMAT_BF16:
-    case FORMAT_E4M3:
-    case FORMAT_E5M2: return 0;
-  }
-  return 0;
-}
-
 struct operand operand_of_matrix(const struct matrix *m, enum view view) {
   struct operand o = {.view = view, .codes = m->data};
   o.encoding.format = m->dtype == DTYPE_BF16 ? FORMAT_BF16 : FORMAT_F32;
@@ -39,7 +25,7 @@ int64_t operand_code_bytes(const struct encoding *e, int64_t rows, int64_t cols)
 }
 
 int64_t operand_scale_bytes(const struct encoding *e, int64_t rows, int64_t cols) {
-  int64_t block = scale_block(e);
+  int64_t block = encoding_block_cols(e);
   if (block == 0) return 0;
   return round_up(rows, 128) * round_up(ceil_div(cols, block), 4);
 }

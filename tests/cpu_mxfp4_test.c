@@ -136,6 +136,7 @@ static struct quantise_counts check_operand(const struct operand *o, const uint1
         uint32_t code = b == 0 ? 0 : model_code(t, bits >> 15, field);
         wrong += code_at(o, r, g * 32 + i) != code;
         n.elements++;
+        if (a > (double)n.amax && a < INFINITY) n.amax = (float)a;
         n.saturated += b != 0 && !(t <= 6);
         n.underflowed += a != 0 && code % 8 == 0;
       }
@@ -156,6 +157,7 @@ static void check_counts(const struct quantise_counts *got, const struct quantis
   CHECK_EQ_I64(got->underflowed, want->underflowed);
   CHECK_EQ_I64(got->blocks, want->blocks);
   CHECK_EQ_I64(got->zero_blocks, want->zero_blocks);
+  CHECK(got->amax == want->amax);
 }
 
 /* Quantises into fresh operands, checks them with the model, and drops them. */
@@ -541,6 +543,8 @@ TEST(encodings_refused) {
       {FORMAT_NVFP4, BLOCK_1X16, SCALE_TENSOR, ROUND_NEAREST, HADAMARD_NONE, 0},
       {FORMAT_NVFP4_LOCAL, BLOCK_1X16, SCALE_LOCAL_POW2, ROUND_NEAREST, HADAMARD_NONE, 0},
       {FORMAT_E4M3, BLOCK_NONE, SCALE_NONE, ROUND_NEAREST, HADAMARD_NONE, 0},
+      {FORMAT_E4M3, BLOCK_1X32, SCALE_TENSOR, ROUND_NEAREST, HADAMARD_NONE, 0},
+      {FORMAT_E5M2, BLOCK_NONE, SCALE_ROW, ROUND_STOCHASTIC, HADAMARD_NONE, 0},
       {FORMAT_BF16, BLOCK_1X32, SCALE_NONE, ROUND_NEAREST, HADAMARD_NONE, 0},
       {FORMAT_BF16, BLOCK_NONE, SCALE_NONE, ROUND_STOCHASTIC, HADAMARD_NONE, 0},
       {FORMAT_BF16, BLOCK_NONE, SCALE_NONE, ROUND_NEAREST, HADAMARD_PLAIN_16, 0},

@@ -49,12 +49,16 @@ void cpu_round(float *values, enum dtype type, int64_t n);
 enum { CPU_STRIP = 32 };
 
 /* Writes rows [first_row, first_row + rows) of a [source_rows, cols] result:
- * plain, row and column operand, whichever `out` has. values is [rows][cols].
+ * plain, row and column operand, whichever `out` has (no operand that is made
+ * from the whole result: kernels/cpu/whole.h). values is [rows][cols].
  * Adds to counts[VIEW_ROW] and counts[VIEW_COLUMN] (the worker's own; may be NULL). `scratch`:
  * cpu_emit_scratch_bytes(cols) bytes of the worker. */
 void cpu_emit_strip(const struct emission *out, int64_t source_rows, int64_t cols, int64_t first_row, int64_t rows,
                     const float *values, struct quantise_counts *counts, void *scratch);
 int64_t cpu_emit_scratch_bytes(int64_t cols);
+
+/* Adds *from to *to, amax by maximum; any worker may at any time. */
+void cpu_counts_add(struct quantise_counts *to, const struct quantise_counts *from);
 
 /* ---- the operations: kernels.h says what each does ----------------------- */
 const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e, enum view view);

@@ -6,27 +6,35 @@
  */
 #include "kernels/cpu/emit.h"
 
+#include <pthread.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "kernels/cpu/mxfp4.h"
+#include "kernels/cpu/whole.h"
 
 static bool packed(const struct operand *o) { return o && !encoding_is_plain(&o->encoding); }
 static bool tiled(const struct operand *o) { return packed(o) && o->encoding.block == BLOCK_2D32; }
 
-static void check_operand(const struct emission *out, const struct operand *o, enum view view, int64_t rows,
-                          int64_t cols, int64_t source_cols) {
+void emit_check_operand(const struct emission *out, const struct operand *o, enum view view, int64_t source_rows,
+                        int64_t source_cols) {
+  const struct encoding *e = &o->encoding;
+  const int64_t rows = view == VIEW_ROW ? source_rows : source_cols, cols = view == VIEW_ROW ? source_cols : source_rows;
   CPU_REQUIRE(o->view == view, "the operand's view is not the one it is emitted as");
   CPU_REQUIRE(o->rows == rows && o->cols == cols, "the operand's shape is not the source's");
   CPU_REQUIRE(o->codes != NULL, "the operand has no memory");
-  CPU_REQUIRE(cpu_refuse_encoding(NULL, &o->encoding, view) == NULL, "the operand's encoding is not executable");
+  CPU_REQUIRE(cpu_refuse_encoding(NULL, e, view) == NULL, "the operand's encoding is not executable");
   if (!packed(o)) return;
-  CPU_REQUIRE(o->scales != NULL, "the operand has no memory for scales");
-  CPU_REQUIRE(cols % 32 == 0, "the contraction axis is not a multiple of 32");
-  CPU_REQUIRE(!tiled(o) || rows % 32 == 0, "2D tiles need both axes in multiples of 32");
-  if (o->encoding.rounding == ROUND_STOCHASTIC) {
+  const int64_t block = encoding_block_cols(e), unit = block == 32 || e->hadamard == HADAMARD_SIGNED_32 ? 32 : 16;
+  CPU_REQUIRE(block == 0 || o->scales != NULL, "the operand has no memory for scales");
+  CPU_REQUIRE(e->format == FORMAT_MXFP4 || o->outer != NULL, "the operand has no memory for outer factors");
+  CPU_REQUIRE(cols % unit == 0, "the contraction axis is not a multiple of the block and the transform");
+  CPU_REQUIRE(!(e->block == BLOCK_2D16 || e->block == BLOCK_2D32) || rows % block == 0,
+              "2D tiles need both axes in multiples of their side");
+  if (e->rounding == ROUND_STOCHASTIC) {
     CPU_REQUIRE(out->draw.seq_len > 0, "stochastic rounding without a sequence length");
     CPU_REQUIRE(out->draw.seq_len <= ((int64_t)16 << 32) / source_cols, "a sample has more than 2^32 draws");
+    CPU_REQUIRE(view == VIEW_ROW || out->draw.seq_len % 16 == 0, "a column view draws for 16 tokens of a sample");
   }
 }
 
@@ -36,9 +44,10 @@ static void check(const struct emission *out, int64_t source_rows, int64_t first
               "only the last strip may be lower than the others");
   CPU_REQUIRE(!out->plain || (out->plain->rows == source_rows && out->plain->cols == strip->cols),
               "the plain result's shape is not the source's");
-  if (out->row) check_operand(out, out->row, VIEW_ROW, source_rows, strip->cols, strip->cols);
+  CPU_REQUIRE(!whole_wanted(out->row) && !whole_wanted(out->column), "an operand that a strip cannot make");
+  if (out->row) emit_check_operand(out, out->row, VIEW_ROW, source_rows, strip->cols);
   if (out->column) {
-    check_operand(out, out->column, VIEW_COLUMN, strip->cols, source_rows, strip->cols);
+    emit_check_operand(out, out->column, VIEW_COLUMN, source_rows, strip->cols);
     CPU_REQUIRE(!packed(out->column) || strip->cols % 32 == 0, "the source's columns are not a multiple of 32");
   }
 }
@@ -140,4 +149,16 @@ void cpu_emit_strip(const struct emission *out, int64_t source_rows, int64_t col
 /* One chunk in BF16, however wide the strip is. */
 int64_t cpu_emit_scratch_bytes(int64_t cols) {
   return CPU_STRIP * (cols < MXFP4_CHUNK ? cols : MXFP4_CHUNK) * (int64_t)sizeof(uint16_t);
+}
+
+void cpu_counts_add(struct quantise_counts *to, const struct quantise_counts *from) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  CPU_REQUIRE(pthread_mutex_lock(&lock) == 0, "the counts cannot be locked");
+  to->elements += from->elements;
+  to->saturated += from->saturated;
+  to->underflowed += from->underflowed;
+  to->blocks += from->blocks;
+  to->zero_blocks += from->zero_blocks;
+  if (from->amax > to->amax) to->amax = from->amax;
+  CPU_REQUIRE(pthread_mutex_unlock(&lock) == 0, "the counts cannot be unlocked");
 }

@@ -9,4 +9,8 @@
 void cpu_emit_matrix_strip(const struct emission *out, int64_t source_rows, int64_t first_row,
                            const struct matrix *strip, struct quantise_counts *counts, void *scratch);
 
+/* Aborts unless `o` can be emitted as `view` of a [source_rows, source_cols] result. */
+void emit_check_operand(const struct emission *out, const struct operand *o, enum view view, int64_t source_rows,
+                        int64_t source_cols);
+
 #endif

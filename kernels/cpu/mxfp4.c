@@ -25,6 +25,7 @@ enum {
   LOW = 20,
   HIGH = 253,
   BITS_ONE = 0x3F80,
+  BITS_INFINITE = 0x7F80,
   REACH_1 = 0x3D2B - BITS_ONE, /* the first BF16 value above 1/24 */
   REACH_2 = 0x3E00 - BITS_ONE, /* 1/8 */
   OCTAVE = 128,
@@ -91,6 +92,21 @@ INLINE int64_t count_above_in_columns(const uint16_t *z, int64_t stride, const u
   int64_t n = 0;
   for (int c = 0; c < GROUP; c++) n += lane[c];
   return n;
+}
+
+/* The largest finite magnitude of a group that has others. */
+static __attribute__((noinline, cold)) uint16_t finite_amax(const uint16_t *z, int64_t stride) {
+  uint16_t amax = 0;
+  for (int i = 0; i < GROUP; i++) {
+    uint16_t a = magnitude(z[i * stride]);
+    if (a < BITS_INFINITE && a > amax) amax = a;
+  }
+  return amax;
+}
+
+INLINE void count_amax(struct quantise_counts *counts, uint16_t amax) {
+  float a = bf16_decode(amax);
+  counts->amax = a > counts->amax ? a : counts->amax;
 }
 
 INLINE uint16_t amax_of_group(const uint16_t *z) {
@@ -227,6 +243,7 @@ CPU_CLONES static void quantise_rows(const struct operand *row, const struct mxf
   union codes codes;
   union fields fields[2];
   uint8_t byte[CHUNK_GROUPS];
+  uint16_t largest = 0;
   int64_t groups = p->cols / GROUP;
   for (int64_t i = 0; i < p->rows; i++) {
     const uint16_t *z = p->bits + i * p->stride;
@@ -250,11 +267,14 @@ CPU_CLONES static void quantise_rows(const struct operand *row, const struct mxf
         counts->zero_blocks++;
       }
       if (amax > b << 7) counts->saturated += count_above(z, b);
+      if (amax >= BITS_INFINITE) amax = finite_amax(z, 1);
+      largest = amax > largest ? amax : largest;
     }
     pack_nibbles(row_codes(row, p, r), &codes, p->cols);
     store_row_scales(row, p, r, byte);
   }
   counts->underflowed += sum_lanes(&lanes);
+  count_amax(counts, largest);
 }
 
 /* ---- columns ----------------------------------------------------------------- */
@@ -267,6 +287,12 @@ INLINE void amax_of_columns(uint16_t amax[GROUP], const uint16_t *z, int64_t str
       m[c] = a > m[c] ? a : m[c];
     }
   memcpy(amax, m, sizeof m);
+}
+
+INLINE uint16_t largest_of(const uint16_t amax[GROUP]) {
+  uint16_t m = 0;
+  for (int c = 0; c < GROUP; c++) m = amax[c] > m ? amax[c] : m;
+  return m;
 }
 
 INLINE uint16_t column_code(uint16_t z, uint16_t scale_bits, uint16_t sign_mask) {
@@ -334,6 +360,7 @@ INLINE void store_column_scales(const struct operand *column, const struct mxfp4
 CPU_CLONES static void quantise_columns(const struct operand *column, const struct mxfp4_piece *p,
                                         const uint8_t *given, struct quantise_counts *counts) {
   struct lanes lanes = {{0}};
+  uint16_t largest = 0;
   for (int64_t col = 0; col < p->cols; col += GROUP) {
     const uint16_t *z = p->bits + col;
     uint8_t *out = column_codes(column, p, col);
@@ -353,19 +380,26 @@ CPU_CLONES static void quantise_columns(const struct operand *column, const stru
       encode_columns(out, p->source_rows / 2, z, p->stride, byte, &lanes);
     if (above) counts->saturated += count_above_in_columns(z, p->stride, byte);
     counts->zero_blocks += zero;
+    uint16_t most = largest_of(amax);
+    if (most >= BITS_INFINITE) {
+      for (int c = 0; c < GROUP; c++)
+        if (amax[c] >= BITS_INFINITE) amax[c] = finite_amax(z + c, p->stride);
+      most = largest_of(amax);
+    }
+    largest = most > largest ? most : largest;
     store_column_scales(column, p, col, byte);
   }
   counts->underflowed += sum_lanes(&lanes);
+  count_amax(counts, largest);
 }
 
 /* ---- tiles ------------------------------------------------------------------- */
 
 CPU_CLONES static void tile_bytes(uint8_t byte[CHUNK_GROUPS], const struct mxfp4_piece *p) {
   for (int64_t g = 0; g < p->cols / GROUP; g++) {
-    uint16_t columns[GROUP], amax = 0;
+    uint16_t columns[GROUP];
     amax_of_columns(columns, p->bits + g * GROUP, p->stride);
-    for (int c = 0; c < GROUP; c++) amax = columns[c] > amax ? columns[c] : amax;
-    byte[g] = (uint8_t)mxfp4_scale_adaptive(amax);
+    byte[g] = (uint8_t)mxfp4_scale_adaptive(largest_of(columns));
   }
 }
 

@@ -4,10 +4,10 @@
  * Scratch, from the device's beginning:
  *   shared   what all strips read or write together (gains, column sums)
  *   then for each worker:
- *   counts   two struct quantise_counts
  *   values   the strip, [CPU_STRIP][cols] FP32
  *   rows     the operation's own rows
  *   emission cpu_emit_scratch_bytes(cols)
+ * then the result in BF16, where an operand is made from it (kernels/cpu/whole.h)
  */
 #ifndef FP4D_KERNELS_CPU_PRODUCER_H
 #define FP4D_KERNELS_CPU_PRODUCER_H

@@ -5,9 +5,9 @@
 #include "kernels/cpu/cpu.h"
 
 static const char *refuse_mxfp4(const struct encoding *e, enum view view) {
-  if (e->hadamard != HADAMARD_NONE) return "Hadamard transforms are not executable on the cpu backend";
   switch (e->block) {
     case BLOCK_1X32:
+      if (e->hadamard != HADAMARD_NONE) return "Hadamard transforms are not executable on the cpu backend";
       if (e->scale != SCALE_MX_ENCODE) return "1x32 blocks are executable with the encode scale rule only";
       if (e->rounding == ROUND_STOCHASTIC && view == VIEW_COLUMN)
         return "a column view is rounded to nearest only (draws belong to rows)";
@@ -15,12 +15,20 @@ static const char *refuse_mxfp4(const struct encoding *e, enum view view) {
     case BLOCK_2D32:
       if (e->scale != SCALE_MX_ADAPTIVE) return "2D tiles are executable with the adaptive scale rule only";
       if (e->rounding != ROUND_NEAREST) return "2D tiles are rounded to nearest only";
+      if (e->hadamard != HADAMARD_NONE) return "2D tiles take no transform: both views would not decode alike";
       return NULL;
     case BLOCK_NONE:
     case BLOCK_1X16:
     case BLOCK_2D16: break;
   }
   return "MXFP4 has blocks of 1x32 or tiles of 32x32";
+}
+
+static const char *refuse_fp8(const struct encoding *e) {
+  if (e->block != BLOCK_NONE) return "FP8 has no blocks";
+  if (e->scale != SCALE_TENSOR && e->scale != SCALE_ROW) return "FP8 is scaled by tensor or by row";
+  if (e->rounding != ROUND_NEAREST) return "FP8 is rounded to nearest only";
+  return NULL;
 }
 
 const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e, enum view view) {
@@ -30,16 +38,18 @@ const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e
     case ROUND_STOCHASTIC: break;
     default: return "unknown rounding";
   }
+  if (e->hadamard > HADAMARD_SIGNED_32) return "unknown transform";
+  if (e->strip != 0 && e->format != FORMAT_NVFP4_LOCAL) return "only CTA-local NVFP4 has strips";
   switch (e->format) {
     case FORMAT_F32:
     case FORMAT_BF16:
       if (e->block != BLOCK_NONE || e->scale != SCALE_NONE) return "a plain format has no blocks and no scales";
       if (e->rounding != ROUND_NEAREST) return "a plain format is rounded to nearest only";
-      if (e->hadamard != HADAMARD_NONE) return "Hadamard transforms are not executable on the cpu backend";
+      if (e->hadamard != HADAMARD_NONE) return "a plain format takes no transform";
       return NULL;
     case FORMAT_MXFP4: return refuse_mxfp4(e, view);
     case FORMAT_E4M3:
-    case FORMAT_E5M2: return "FP8 operands are not executable on the cpu backend";
+    case FORMAT_E5M2: return refuse_fp8(e);
     case FORMAT_NVFP4:
     case FORMAT_NVFP4_LOCAL: return "NVFP4 operands are not executable on the cpu backend";
   }

@@ -17,6 +17,23 @@
 /* True where `o` (NULL: false) must be made from the whole result. */
 bool whole_wanted(const struct operand *o);
 
+/* Takes the wanted ones out of *out; true where there were some. */
+bool whole_drop(struct emission *out);
+
+/* How an operation with wanted operands emits. */
+struct whole_emission {
+  bool wanted;             /* out has some; else strips is *out */
+  struct emission strips;  /* what strips write: out's rest, and the result in BF16 */
+  struct operand kept;     /* as which they keep it, where out->plain is not that */
+  struct matrix result;    /* the result: what whole_quantise takes */
+};
+
+/* The result stands in out->plain if that is BF16, else in scratch behind `used` bytes:
+ * whole_scratch_bytes(rows, cols). The answer points into itself: use it where it is. */
+void whole_begin(struct whole_emission *e, struct device *d, const struct emission *out, int64_t rows, int64_t cols,
+                 int64_t used);
+int64_t whole_scratch_bytes(int64_t rows, int64_t cols);
+
 /* Makes the wanted ones of out->row and out->column from source (BF16, the
  * emission's whole result); adds to out->counts. */
 void whole_quantise(struct device *d, const struct emission *out, const struct matrix *source);
@@ -32,12 +49,31 @@ enum { PANEL_ROWS = 16, PANEL_COLS = 128 };
 void panel_load(uint16_t *bits, const struct matrix *source, const struct operand *o, int64_t first_row, int64_t rows,
                 int64_t first_col, int64_t cols);
 
+struct panel {
+  int64_t first_row, rows, first_col, cols;
+};
+
+/* Calls visit with every panel of a view, tasks spread over the threads; what it
+ * adds to its counts comes to *counts (NULL: nowhere). */
+typedef void panel_visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts);
+void panels_visit(struct cpu_device *d, const struct operand *o, const struct matrix *source, panel_visit *visit,
+                  void *rule, struct quantise_counts *counts);
+
+/* The largest magnitude of a panel, and of a whole view after its transform, as
+ * BF16 bits without sign, compared as integers: a NaN counts above infinity. */
+uint16_t panel_amax(const uint16_t *bits, const struct panel *p);
+uint16_t view_amax(struct cpu_device *d, const struct operand *o, const struct matrix *source);
+
+/* Raises counts->amax to the panel's largest finite magnitude. */
+void panel_count_amax(struct quantise_counts *counts, const uint16_t *bits, const struct panel *p);
+
 /* ---- the rules: one file each ---------------------------------------------- */
 
 /* `o` is quantised; `twin` (may be NULL) is the other view of the same 2D tiles
  * and gets the same codes and scales, transposed. draw: NULL unless o rounds
- * stochastically.  Each gives every byte of codes, scales (padding zero) and
- * outer factors. Work is spread over the device's threads. */
+ * stochastically.  Each gives every byte of codes, scales and outer
+ * factors (the scales' padding is zero already). Work is spread over the
+ * device's threads.  Scratch is not theirs: the source may stand in it. */
 typedef void whole_rule(struct cpu_device *d, const struct operand *o, const struct operand *twin,
                         const struct matrix *source, const struct draw *draw, struct quantise_counts *counts,
                         struct quantise_counts *twin_counts);
