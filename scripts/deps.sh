@@ -5,8 +5,8 @@
 set -eu
 
 build="build-essential pkg-config git libopenmpi-dev openmpi-bin libhdf5-dev libyaml-dev libjansson-dev libxxhash-dev zlib1g-dev"
-demo="$build python3 anarchism"
-check="$demo gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static python3-h5py hdf5-tools libopenblas-dev"
+demo="$build python3 procps anarchism"
+check="$demo strace gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static python3-h5py hdf5-tools libopenblas-dev"
 
 case "${1:-build}" in
   build) wanted=$build ;;
