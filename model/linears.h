@@ -7,6 +7,12 @@
 
 enum linear_site { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, LINEAR_SITES };
 
+/* Who draws for the dY of a site. */
+static inline uint32_t linear_draw(enum linear_site site) {
+  static const uint32_t draws[LINEAR_SITES] = {DRAW_DY_QKV, DRAW_DY_OUT, DRAW_DY_GATE_UP, DRAW_DY_DOWN};
+  return draws[site];
+}
+
 enum tensor { TENSOR_X, TENSOR_W, TENSOR_DY, TENSOR_COUNT };
 
 /* Y [tokens, n] = X [tokens, k] W [n, k]^T */

@@ -102,7 +102,6 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
   m->n_params = params_number(c);
   m->elements = model_config_param_count(c);
   params_list(c, m->param);
-  static const uint32_t draws[LINEAR_SITES] = {DRAW_DY_QKV, DRAW_DY_OUT, DRAW_DY_GATE_UP, DRAW_DY_DOWN};
   for (int layer = 0; layer < (int)c->n_layers; layer++) {
     m->block[layer].layer = layer;
     m->block[layer].recompute = recomputed(s, layer);
@@ -110,7 +109,7 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
       struct linear *l = &m->block[layer].linear[site];
       l->layer = layer;
       l->site = (enum linear_site)site;
-      l->draw = draws[site];
+      l->draw = linear_draw((enum linear_site)site);
     }
   }
 

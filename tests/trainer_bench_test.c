@@ -67,7 +67,7 @@ static double number(const json_t *rows_, size_t i, const char *key) {
 
 TEST(refused) {
   CHECK_EQ_I64(BENCH("matmul"), ERROR_USAGE);
-  CHECK(said("nothing is named 'matmul'; there are gemm, attention, step, loader, checkpoint and collectives"));
+  CHECK(said("nothing is named 'matmul'; there are gemm, quantize, attention, step, loader, checkpoint and collectives"));
   CHECK_EQ_I64(BENCH(NULL), ERROR_USAGE);
   CHECK_EQ_I64(BENCH("step"), ERROR_USAGE);
   CHECK(said("bench step: CONFIG is missing"));

@@ -15,6 +15,7 @@
 
 struct bench_arguments {
   const char *what, *config, *folder;
+  const char *from;
   struct argument_list sets, shapes, routes;
   int64_t repeat, threads, megabytes;
   bool json;
@@ -47,11 +48,12 @@ bool bench_random(struct device *d, struct matrix *m, uint64_t seed, struct erro
 /* A headline; not with --json. */
 void bench_title(const struct bench *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* One row, on rank 0; takes `row`, which also gets "bench" and the times. */
+/* One row, on rank 0; takes `row`, which also gets "bench" and the times (s NULL: none). */
 void bench_row(const struct bench *b, json_t *row, const struct bench_seconds *s, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
 bool bench_gemm(struct bench *b, struct error *e);
+bool bench_quantize(struct bench *b, struct error *e);
 bool bench_attention(struct bench *b, struct error *e);
 bool bench_step(struct bench *b, struct error *e);
 bool bench_loader(struct bench *b, struct error *e);

@@ -114,6 +114,15 @@ static bool read_entry(const struct capture_file *c, int i, struct capture_entry
          out->block >= 1 && out->block <= c->header.n_layers;
 }
 
+/* By update, block and linear; within one W, X, dY in the enum's order. */
+static int entry_order(const void *a, const void *b) {
+  const struct capture_entry *x = a, *y = b;
+  if (x->update != y->update) return x->update < y->update ? -1 : 1;
+  if (x->block != y->block) return x->block < y->block ? -1 : 1;
+  if (x->site != y->site) return x->site < y->site ? -1 : 1;
+  return (int)x->tensor - (int)y->tensor;
+}
+
 bool capture_open(struct capture_file *c, const char *path, struct error *e) {
   memset(c, 0, sizeof *c);
   c->file = hdf5_open(path, e);
@@ -127,8 +136,12 @@ bool capture_open(struct capture_file *c, const char *path, struct error *e) {
   for (int i = 0; good && i < c->n; i++)
     good = read_entry(c, i, &c->entries[i]) ||
            error_set(e, ERROR_DATA, "%s: %s is not a captured tensor of this model", path, hdf5_slice(c->file, i)->name);
-  if (!good) capture_close(c);
-  return good;
+  if (!good) {
+    capture_close(c);
+    return false;
+  }
+  qsort(c->entries, (size_t)c->n, sizeof *c->entries, entry_order);
+  return true;
 }
 
 void capture_close(struct capture_file *c) {

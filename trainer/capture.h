@@ -37,7 +37,7 @@ struct capture_entry {
 struct capture_file {
   struct hdf5_file *file;
   struct capture_header header;
-  struct capture_entry *entries;
+  struct capture_entry *entries; /* by update, block, linear */
   int n;
 };
 

@@ -16,12 +16,14 @@ enum { REPEAT_MOST = 1000 };
 
 const struct argument command_bench_arguments[] = {
     {.name = "WHAT", .type = ARGUMENT_WORD, .offset = offsetof(struct bench_arguments, what),
-     .help = "gemm, attention, step, loader, checkpoint or collectives"},
+     .help = "gemm, quantize, attention, step, loader, checkpoint or collectives"},
     {.name = "CONFIG", .type = ARGUMENT_OPTIONAL_WORD, .offset = offsetof(struct bench_arguments, config),
      .help = "the run whose shapes, data or folder are measured; step and loader need it"},
     ARGUMENT_SETS(struct bench_arguments, sets),
     {.name = "--route", .value = "NAME", .type = ARGUMENT_REPEATED, .offset = offsetof(struct bench_arguments, routes),
-     .help = "gemm, step: a route to measure (default bf16 and mxfp4-row-sr)"},
+     .help = "gemm, quantize, step: a route to measure (default bf16 and mxfp4-row-sr; quantize: all that quantise)"},
+    {.name = "--from", .value = "FILE.h5", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, from),
+     .help = "quantize: what `fp4d capture` wrote"},
     {.name = "--shape", .value = "M,N,K", .type = ARGUMENT_REPEATED, .offset = offsetof(struct bench_arguments, shapes),
      .help = "gemm: a product [M,K] x [K,N] instead of the configuration's"},
     {.name = "--folder", .value = "PATH", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, folder),
@@ -43,6 +45,7 @@ static const struct {
   bool config; /* needs one */
 } benches[] = {
     {"gemm", bench_gemm, false, false},         {"attention", bench_attention, false, false},
+    {"quantize", bench_quantize, false, false},
     {"step", bench_step, false, true},          {"loader", bench_loader, false, true},
     {"checkpoint", bench_checkpoint, true, false}, {"collectives", bench_collectives, true, false},
 };
@@ -139,9 +142,11 @@ void bench_title(const struct bench *b, const char *format, ...) {
 void bench_row(const struct bench *b, json_t *row, const struct bench_seconds *s, const char *format, ...) {
   if (comm_rank(b->comm) == 0 && b->a.json) {
     record_text(row, "bench", b->a.what);
-    record_real(row, "seconds", s->median);
-    record_real(row, "seconds_least", s->least);
-    record_real(row, "seconds_most", s->most);
+    if (s) {
+      record_real(row, "seconds", s->median);
+      record_real(row, "seconds_least", s->least);
+      record_real(row, "seconds_most", s->most);
+    }
     char *text = record_dump(row);
     if (text) puts(text);
     free(text);
@@ -161,7 +166,7 @@ static bool choose(const struct bench_arguments *a, int *which, struct error *e)
   for (*which = 0; *which < BENCHES; ++*which)
     if (strcmp(benches[*which].name, a->what) == 0) break;
   if (*which == BENCHES) {
-    error_set(e, ERROR_USAGE, "bench: nothing is named '%.40s'; there are gemm, attention, step, loader, checkpoint and collectives",
+    error_set(e, ERROR_USAGE, "bench: nothing is named '%.40s'; there are gemm, quantize, attention, step, loader, checkpoint and collectives",
               a->what);
     return error_hint(e, "`fp4d help bench` shows what it takes");
   }
