@@ -12,25 +12,25 @@ void block_forward(struct model *m, struct block *b, const struct matrix *residu
   struct linear *gate_up = &b->linear[LINEAR_GATE_UP], *down = &b->linear[LINEAR_DOWN];
 
   /* (1) residual + RMSNorm -> QKV */
-  struct emission e = emission_of_x(m, qkv, p);
+  struct emission e = emission_of_x(m, qkv, true, p);
   k->add_rmsnorm_forward(d, &e, delta ? &b->x_in : NULL, b->attention_rstd, residual, delta, &b->attention_gain, eps);
   linear_forward(m, qkv, &b->qkv);
 
   /* (2) QKV + RoPE -> attention -> output projection */
   k->rope_forward(d, &b->qkv, m->cos_sin, shape);
   k->attention_forward(d, &b->attended, b->lse, p->again ? NULL : m->max_logit, &b->qkv, shape);
-  e = emission_of_x(m, out, p);
+  e = emission_of_x(m, out, true, p);
   e.plain = NULL; /* `attended` is the plain view */
   if (e.row || e.column) k->quantise(d, &e, &b->attended);
   linear_forward(m, out, &m->delta);
 
   /* (4) residual -> next RMSNorm -> gate and up */
-  e = emission_of_x(m, gate_up, p);
+  e = emission_of_x(m, gate_up, true, p);
   k->add_rmsnorm_forward(d, &e, &b->x_mid, b->ffn_rstd, &b->x_in, &m->delta, &b->ffn_gain, eps);
   linear_forward(m, gate_up, &b->gate_up);
 
   /* (3) gated FFN; the stream after the block is not needed again */
-  e = emission_of_x(m, down, p);
+  e = emission_of_x(m, down, !p->again, p);
   k->swiglu_forward(d, &e, &b->gate_up);
   if (!p->again) linear_forward(m, down, &m->delta);
 }

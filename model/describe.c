@@ -5,7 +5,7 @@
 
 #include "model/parts.h"
 
-enum { LINE = 512 };
+enum { LINE = 768 };
 
 static void append(char *line, const char *text) {
   size_t used = strlen(line);
@@ -17,6 +17,8 @@ static void append_operand(char *line, const char *what, const struct views *v, 
   struct operand o = views_operand(v, view);
   append(line, what);
   append(line, encoding_text(&o.encoding, text, (int)sizeof text));
+  bool own_strips = o.encoding.scale == SCALE_ROW || o.strip == o.encoding.strip;
+  if (o.segment > 0 || !own_strips) append(line, " by arm"); /* W1 and W3: outer factors of their own */
 }
 
 /* "fprop x … w … | dgrad dy … w … | wgrad dy … x …" */
@@ -81,11 +83,21 @@ void model_describe(const struct model *m, void (*line)(void *context, const cha
   line(context, text);
   (void)snprintf(text, sizeof text, "residual stream, norms, rotary, silu: %s, computed in fp32  [%s]", type, backend);
   line(context, text);
-  (void)snprintf(text, sizeof text, "head%s: x %s w %s, logits fp32 for %lld tokens at once%s%s  [%s]",
-                 m->config.tied ? " (tied)" : "", type, dtype_name(m->head.w.dtype), (long long)m->extent.head_chunk,
+  char contractions[LINE];
+  struct linear output = m->head.output;
+  output.x.plain = m->head.normed;
+  output.dy.plain = m->head.d_logits;
+  linear_text(m, &output, contractions);
+  (void)snprintf(text, sizeof text, "head%s: %s, logits fp32 for %lld tokens at once%s%s  [%s]",
+                 m->config.tied ? " (tied)" : "", contractions, (long long)m->extent.head_chunk,
                  m->shape.training ? ", d_logits " : "", m->shape.training ? dtype_name(m->head.d_logits.dtype) : "",
                  backend);
   line(context, text);
+  if (m->route.forward_tail > 0) {
+    (void)snprintf(text, sizeof text, "the last %g of the updates: fprop x %s w %s everywhere, the rest as above  [%s]",
+                   m->route.forward_tail, type, type, backend);
+    line(context, text);
+  }
   (void)snprintf(text, sizeof text, "parameters %s%s%s  [%s]", dtype_name(m->shape.param_dtype),
                  m->shape.training && m->shape.master ? ", master fp32" : "",
                  m->shape.training ? ", gradients and moments fp32" : "", backend);

@@ -21,17 +21,61 @@ static struct matrix matrix_take(struct arena *a, enum arena_category c, enum dt
 
 static float *floats_take(struct arena *a, enum arena_category c, int64_t n) { return arena_take(a, c, n, sizeof(float)); }
 
-/* A packed operand for `view` of a rows x cols source; nothing for a plain encoding. */
+/* A contraction's source as its operands see it. arm > 0: n is two outputs of
+ * that width in one matrix (W1|W3), each with outer factors of its own. */
+struct source {
+  enum tensor tensor;
+  int64_t rows, cols, arm;
+};
+
+/* Which rows and columns of the operand share an outer factor.  Arms are rows
+ * of W and columns of dY; along rows of an operand a route's strips divide
+ * them (route_check), along its contraction each is a segment. */
+static void set_outers(struct operand *o, const struct source *s) {
+  bool arms = s->arm > 0 && s->tensor != TENSOR_X;
+  bool along_rows = s->tensor == TENSOR_W ? o->view == VIEW_ROW : o->view == VIEW_COLUMN;
+  switch (o->encoding.scale) {
+    case SCALE_ROW: o->strip = 1; break;
+    case SCALE_LOCAL_FAITHFUL:
+    case SCALE_LOCAL_POW2:
+      o->strip = o->encoding.strip;
+      if (arms && along_rows && o->strip == 0) o->strip = s->arm;
+      if (arms && !along_rows) o->segment = s->arm;
+      break;
+    case SCALE_NONE:
+    case SCALE_MX_ENCODE:
+    case SCALE_MX_DECODE:
+    case SCALE_MX_FLOOR:
+    case SCALE_MX_ADAPTIVE:
+    case SCALE_TENSOR:
+    case SCALE_TENSOR_4OVER6: break;
+  }
+}
+
+/* A packed operand for `view` of a source; nothing for a plain encoding. */
 static struct operand operand_take(struct arena *a, enum arena_category c, const struct encoding *encoding,
-                                   enum view view, int64_t rows, int64_t cols) {
+                                   enum view view, struct source s) {
   struct operand o = {.view = view};
   if (encoding_is_plain(encoding)) return o;
   o.encoding = *encoding;
-  o.rows = view == VIEW_ROW ? rows : cols;
-  o.cols = view == VIEW_ROW ? cols : rows;
+  o.rows = view == VIEW_ROW ? s.rows : s.cols;
+  o.cols = view == VIEW_ROW ? s.cols : s.rows;
+  set_outers(&o, &s);
   o.codes = arena_take(a, c, operand_code_bytes(encoding, o.rows, o.cols), 1);
   o.scales = arena_take(a, c, operand_scale_bytes(encoding, o.rows, o.cols), 1);
+  o.outer = floats_take(a, c, operand_outer_count(&o));
   return o;
+}
+
+/* What the operands of a linear with `tokens` rows are made from. */
+static struct source x_of(const struct linear *l, int64_t tokens) {
+  return (struct source){TENSOR_X, tokens, l->source.cols, l->arm};
+}
+static struct source w_of(const struct linear *l) {
+  return (struct source){TENSOR_W, l->source.rows, l->source.cols, l->arm};
+}
+static struct source dy_of(const struct linear *l, int64_t tokens) {
+  return (struct source){TENSOR_DY, tokens, l->source.rows, l->arm};
 }
 
 /* ---- parameters ----------------------------------------------------------- */
@@ -58,8 +102,8 @@ static void place_parameters(struct model *m, struct arena *a) {
   int64_t norm = param_offset_norm(m), output = param_offset_head(m);
   h->gain = parameter(m, norm, 1, hidden);
   h->d_gain = gradient(m, norm);
-  h->source = parameter(m, output, vocab, hidden);
-  h->gradient = matrix_at(gradient(m, output), DTYPE_F32, vocab, hidden);
+  h->output.source = parameter(m, output, vocab, hidden);
+  h->output.gradient = matrix_at(gradient(m, output), DTYPE_F32, vocab, hidden);
 
   static const enum block_param first_of[LINEAR_SITES] = {P_WQ, P_WO, P_W1, P_W2};
   for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
@@ -74,6 +118,7 @@ static void place_parameters(struct model *m, struct arena *a) {
       struct linear_shape shape = linear_shape(&m->extent, (enum linear_site)site);
       int64_t first = param_offset(m, layer, first_of[site]);
       l->source = parameter(m, first, shape.n, shape.k);
+      l->arm = site == LINEAR_GATE_UP ? m->config.ffn_size : 0;
       l->gradient = matrix_at(gradient(m, first), DTYPE_F32, shape.n, shape.k);
     }
   }
@@ -86,21 +131,20 @@ static struct matrix plain_weight(struct model *m, struct arena *a, const struct
   return matrix_take(a, ARENA_WEIGHT_OPERANDS, m->type, source->rows, source->cols);
 }
 
-static void place_weight_operands(struct model *m, struct arena *a) {
+static void place_weight(struct model *m, struct arena *a, struct linear *l, const struct linear_route *route) {
+  const struct encoding *row = &route->operand[FPROP_W], *column = &route->operand[DGRAD_W];
   bool training = m->shape.training;
-  for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
-    const struct linear_route *route = route_linear(&m->route, layer);
-    for (int site = 0; site < LINEAR_SITES; site++) {
-      struct linear *l = &m->block[layer].linear[site];
-      const struct encoding *row = &route->operand[FPROP_W], *column = &route->operand[DGRAD_W];
-      int64_t n = l->source.rows, k = l->source.cols;
-      l->w.row = operand_take(a, ARENA_WEIGHT_OPERANDS, row, VIEW_ROW, n, k);
-      if (training) l->w.column = operand_take(a, ARENA_WEIGHT_OPERANDS, column, VIEW_COLUMN, n, k);
-      if (encoding_is_plain(row) || (training && encoding_is_plain(column)))
-        l->w.plain = plain_weight(m, a, &l->source);
-    }
-  }
-  m->head.w = plain_weight(m, a, &m->head.source);
+  l->w.row = operand_take(a, ARENA_WEIGHT_OPERANDS, row, VIEW_ROW, w_of(l));
+  if (training) l->w.column = operand_take(a, ARENA_WEIGHT_OPERANDS, column, VIEW_COLUMN, w_of(l));
+  if (encoding_is_plain(row) || (training && encoding_is_plain(column)) || m->route.forward_tail > 0)
+    l->w.plain = plain_weight(m, a, &l->source);
+}
+
+static void place_weight_operands(struct model *m, struct arena *a) {
+  for (int layer = 0; layer < (int)m->config.n_layers; layer++)
+    for (int site = 0; site < LINEAR_SITES; site++)
+      place_weight(m, a, &m->block[layer].linear[site], route_linear(&m->route, layer));
+  place_weight(m, a, &m->head.output, &m->route.head);
 }
 
 /* ---- activations ---------------------------------------------------------- */
@@ -120,7 +164,7 @@ static void place_kept(struct model *m, struct block *b, struct arena *a, enum a
   if (!m->shape.training) return;
   for (int site = 0; site < LINEAR_SITES; site++) {
     struct linear *l = &b->linear[site];
-    l->x.column = operand_take(a, c, &route->operand[WGRAD_X], VIEW_COLUMN, tokens, l->source.cols);
+    l->x.column = operand_take(a, c, &route->operand[WGRAD_X], VIEW_COLUMN, x_of(l, tokens));
     if (encoding_is_plain(&route->operand[WGRAD_X]) && site != LINEAR_OUT)
       l->x.plain = matrix_take(a, c, m->type, tokens, l->source.cols);
   }
@@ -132,9 +176,10 @@ static void place_passing(struct model *m, struct block *b, struct arena *a, enu
   int64_t tokens = m->extent.tokens;
   for (int site = 0; site < LINEAR_SITES; site++) {
     struct linear *l = &b->linear[site];
-    l->x.row = operand_take(a, c, &route->operand[FPROP_X], VIEW_ROW, tokens, l->source.cols);
+    l->x.row = operand_take(a, c, &route->operand[FPROP_X], VIEW_ROW, x_of(l, tokens));
     bool kept = m->shape.training && encoding_is_plain(&route->operand[WGRAD_X]);
-    if (encoding_is_plain(&route->operand[FPROP_X]) && !kept && site != LINEAR_OUT)
+    bool read = encoding_is_plain(&route->operand[FPROP_X]) || m->route.forward_tail > 0;
+    if (read && !kept && site != LINEAR_OUT)
       l->x.plain = matrix_take(a, c, m->type, tokens, l->source.cols);
   }
   if (!m->shape.training) return;
@@ -142,8 +187,8 @@ static void place_passing(struct model *m, struct block *b, struct arena *a, enu
   for (int site = 0; site < LINEAR_SITES; site++) {
     struct linear *l = &b->linear[site];
     if (site != LINEAR_DOWN) {
-      l->dy.row = operand_take(a, c, &route->operand[DGRAD_DY], VIEW_ROW, tokens, l->source.rows);
-      l->dy.column = operand_take(a, c, &route->operand[WGRAD_DY], VIEW_COLUMN, tokens, l->source.rows);
+      l->dy.row = operand_take(a, c, &route->operand[DGRAD_DY], VIEW_ROW, dy_of(l, tokens));
+      l->dy.column = operand_take(a, c, &route->operand[WGRAD_DY], VIEW_COLUMN, dy_of(l, tokens));
     }
     if (site == LINEAR_GATE_UP && plain) l->dy.plain = matrix_take(a, c, m->type, tokens, l->source.rows);
   }
@@ -155,8 +200,8 @@ static void place_passing(struct model *m, struct block *b, struct arena *a, enu
 static void place_crossing(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
   const struct linear_route *route = route_linear(&m->route, b->layer);
   struct linear *l = &b->linear[LINEAR_DOWN];
-  l->dy.row = operand_take(a, c, &route->operand[DGRAD_DY], VIEW_ROW, m->extent.tokens, l->source.rows);
-  l->dy.column = operand_take(a, c, &route->operand[WGRAD_DY], VIEW_COLUMN, m->extent.tokens, l->source.rows);
+  l->dy.row = operand_take(a, c, &route->operand[DGRAD_DY], VIEW_ROW, dy_of(l, m->extent.tokens));
+  l->dy.column = operand_take(a, c, &route->operand[WGRAD_DY], VIEW_COLUMN, dy_of(l, m->extent.tokens));
 }
 
 typedef void place_block(struct model *m, struct block *b, struct arena *a, enum arena_category c);
@@ -212,7 +257,13 @@ static void place_head(struct model *m, struct arena *a) {
   h->normed = matrix_take(a, ARENA_HEAD, m->type, tokens, hidden);
   h->rstd = floats_take(a, ARENA_HEAD, tokens);
   h->logits = matrix_take(a, ARENA_HEAD, DTYPE_F32, chunk, vocab);
+  struct linear *l = &h->output;
+  const struct encoding *route = m->route.head.operand;
+  l->x.row = operand_take(a, ARENA_HEAD, &route[FPROP_X], VIEW_ROW, x_of(l, chunk));
   if (!m->shape.training) return;
+  l->x.column = operand_take(a, ARENA_HEAD, &route[WGRAD_X], VIEW_COLUMN, x_of(l, chunk));
+  l->dy.row = operand_take(a, ARENA_HEAD, &route[DGRAD_DY], VIEW_ROW, dy_of(l, chunk));
+  l->dy.column = operand_take(a, ARENA_HEAD, &route[WGRAD_DY], VIEW_COLUMN, dy_of(l, chunk));
   h->d_logits = m->type == DTYPE_F32 ? h->logits : matrix_take(a, ARENA_HEAD, m->type, chunk, vocab);
 }
 

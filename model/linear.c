@@ -19,10 +19,16 @@ struct emission emission_of(struct model *m, struct views *v, enum tensor t, boo
   return out;
 }
 
-struct emission emission_of_x(struct model *m, struct linear *l, const struct pass *p) {
-  struct emission out = emission_of(m, &l->x, TENSOR_X, !p->again || l->draw != DRAW_DY_DOWN, p->training);
+struct emission emission_of_x(struct model *m, struct linear *l, bool row, const struct pass *p) {
+  bool plain = m->forward == FORWARD_PLAIN;
+  struct emission out = emission_of(m, &l->x, TENSOR_X, row && !plain, p->training);
+  if (row && plain) out.plain = &l->x.plain;
   if (p->again) out.counts = NULL;
   return out;
+}
+
+struct operand views_forward(const struct model *m, const struct views *v) {
+  return m->forward == FORWARD_PLAIN ? operand_of_matrix(&v->plain, VIEW_ROW) : views_operand(v, VIEW_ROW);
 }
 
 struct emission emission_of_dy(struct model *m, struct linear *l, int layer, const struct pass *p) {
@@ -36,16 +42,16 @@ struct emission emission_of_dy(struct model *m, struct linear *l, int layer, con
   return out;
 }
 
-/* Tells the listener of a tensor that a view reads as it is. */
+/* Tells the listener of a block's tensor that a view reads as it is. */
 static void tell(const struct model *m, const struct linear *l, enum tensor t, const struct views *v) {
   bool read = v->plain.rows > 0 && (v->row.encoding.format == 0 || v->column.encoding.format == 0);
-  if (m->on_tensor && read) m->on_tensor(m->on_tensor_context, l->layer, l->site, t, &v->plain);
+  if (m->on_tensor && read && l->layer >= 0) m->on_tensor(m->on_tensor_context, l->layer, l->site, t, &v->plain);
 }
 
 void linear_forward(struct model *m, struct linear *l, struct matrix *y) {
   tell(m, l, TENSOR_X, &l->x);
   tell(m, l, TENSOR_W, &l->w);
-  struct operand x = views_operand(&l->x, VIEW_ROW), w = views_operand(&l->w, VIEW_ROW);
+  struct operand x = views_forward(m, &l->x), w = views_forward(m, &l->w);
   m->d->k->contract(m->d, y, &x, &w, NULL);
 }
 
@@ -59,6 +65,7 @@ void linear_backward(struct model *m, struct linear *l, struct matrix *dx) {
 
 void linear_refresh(struct model *m, struct linear *l) {
   struct emission out = emission_of(m, &l->w, TENSOR_W, true, m->shape.training);
+  if (m->route.forward_tail > 0) out.plain = &l->w.plain;
   if (out.plain && out.plain->data == l->source.data) out.plain = NULL; /* the parameters themselves */
   if (out.plain || out.row || out.column) m->d->k->quantise(m->d, &out, &l->source);
 }

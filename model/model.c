@@ -1,6 +1,7 @@
 /* A model: made, run, looked at. */
 #include "model/model.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,9 +42,17 @@ static int64_t chosen_head_chunk(int64_t vocab_size) {
   return chunk < 512 ? 512 : chunk;
 }
 
-static struct extent extent_of(const struct model_config *c, const struct model_shape *s) {
+static bool head_draws(const struct route *r) {
+  return r->head.operand[DGRAD_DY].rounding == ROUND_STOCHASTIC || r->head.operand[WGRAD_DY].rounding == ROUND_STOCHASTIC;
+}
+
+static struct extent extent_of(const struct model_config *c, const struct route *r, const struct model_shape *s) {
   int64_t tokens = s->batch * s->seq_len;
-  int64_t chunk = s->head_chunk ? s->head_chunk : chosen_head_chunk(c->vocab_size);
+  int64_t chunk = s->head_chunk;
+  if (chunk == 0) {
+    chunk = chosen_head_chunk(c->vocab_size);
+    if (head_draws(r)) chunk = round_up(chunk, s->seq_len); /* draws count from a sample's first token */
+  }
   return (struct extent){.tokens = tokens,
                          .head_chunk = chunk < tokens ? chunk : tokens,
                          .attention = {.batch = s->batch,
@@ -75,7 +84,7 @@ static bool upload_rope(struct model *m, struct error *e) {
 struct model *model_create(struct device *d, struct arena *arena, const struct model_config *c,
                            const struct route *r, const struct model_shape *s, struct error *e) {
   if (!model_config_check(c, e) || !shape_check(c, r, s, e)) return NULL;
-  struct extent extent = extent_of(c, s);
+  struct extent extent = extent_of(c, r, s);
   if (!route_check(r, (int)c->n_layers, &extent, d, e)) {
     error_context(e, "route %s", r->name);
     return NULL;
@@ -102,6 +111,8 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
   m->n_params = params_number(c);
   m->elements = model_config_param_count(c);
   params_list(c, m->param);
+  m->head.output.draw = DRAW_DY_HEAD;
+  m->head.output.layer = -1;
   for (int layer = 0; layer < (int)c->n_layers; layer++) {
     m->block[layer].layer = layer;
     m->block[layer].recompute = recomputed(s, layer);
@@ -154,10 +165,17 @@ float *model_adam_m(const struct model *m) { return m->adam_m; }
 float *model_adam_v(const struct model *m) { return m->adam_v; }
 float *model_gradients(const struct model *m) { return m->gradients; }
 
+void model_set_forward(struct model *m, enum forward_kind kind) {
+  assert(kind == FORWARD_ROUTE || m->route.forward_tail > 0);
+  m->forward = kind;
+}
+
+enum forward_kind model_forward_kind(const struct model *m) { return m->forward; }
+
 void model_refresh_weights(struct model *m) {
   for (int layer = 0; layer < (int)m->config.n_layers; layer++)
     for (int site = 0; site < LINEAR_SITES; site++) linear_refresh(m, &m->block[layer].linear[site]);
-  head_refresh(m);
+  linear_refresh(m, &m->head.output);
 }
 
 /* ---- computing -------------------------------------------------------------- */

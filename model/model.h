@@ -91,6 +91,13 @@ float *model_gradients(const struct model *m);
  * unrounded value. */
 bool model_initialise(struct model *m, uint64_t seed, struct error *e);
 
+/* What fprop contracts: the route's operands, or plain ones in the activations'
+ * type, which only a route with a forward tail has room for.  The backward is
+ * the route's either way.  Holds until it is set again; FORWARD_ROUTE at first. */
+enum forward_kind { FORWARD_ROUTE, FORWARD_PLAIN };
+void model_set_forward(struct model *m, enum forward_kind kind);
+enum forward_kind model_forward_kind(const struct model *m);
+
 /* Re-quantises weights: call after parameters change and before a forward. */
 void model_refresh_weights(struct model *m);
 

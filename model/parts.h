@@ -21,8 +21,9 @@ struct linear {
   struct matrix source;   /* [n, k], the parameters */
   struct matrix gradient; /* [n, k], FP32 */
   struct views x, w, dy;
-  int layer;     /* 0-based */
-  enum linear_site site;
+  int layer;     /* 0-based; -1: the head's */
+  enum linear_site site; /* of a block's */
+  int64_t arm;   /* > 0: two outputs of this width in one matrix (W1|W3) */
   uint32_t draw; /* enum draw_operand of dy */
 };
 
@@ -44,8 +45,8 @@ struct block {
 
 /* Final norm, output matrix, loss. */
 struct head {
-  struct matrix gain, source, gradient;
-  struct matrix w; /* source, or its copy in the activations' type */
+  struct matrix gain;
+  struct linear output; /* packed operands of X and dY hold a chunk; x.plain and dy.plain are set for each */
   float *d_gain;
   struct matrix x_out;    /* residual stream after the last block */
   struct matrix normed;   /* rmsnorm(x_out) */
@@ -61,6 +62,7 @@ struct model {
   struct route route;
   struct extent extent;
   enum dtype type; /* of activations */
+  enum forward_kind forward;
 
   struct param *param;
   int n_params;
@@ -115,8 +117,11 @@ struct operand views_operand(const struct views *v, enum view view);
 /* An emission into `v` of the wanted views; plain is written if one of them
  * reads it. */
 struct emission emission_of(struct model *m, struct views *v, enum tensor t, bool row, bool column);
-struct emission emission_of_x(struct model *m, struct linear *l, const struct pass *p);
+/* X of a linear: the row view for fprop, the column view where a backward follows. */
+struct emission emission_of_x(struct model *m, struct linear *l, bool row, const struct pass *p);
 struct emission emission_of_dy(struct model *m, struct linear *l, int layer, const struct pass *p);
+/* The operand of `view` as fprop reads it: in the forward tail the plain matrix. */
+struct operand views_forward(const struct model *m, const struct views *v);
 void linear_forward(struct model *m, struct linear *l, struct matrix *y);   /* y = X W^T */
 void linear_backward(struct model *m, struct linear *l, struct matrix *dx); /* dx = dY W; gradient += dY^T X */
 void linear_refresh(struct model *m, struct linear *l);
@@ -136,6 +141,5 @@ void head_loss(struct model *m, const int32_t *targets, float *nll);
 /* The loss with gradients, down to m->d_residual and the dY of the last block's `down`. */
 void head_loss_backward(struct model *m, const struct pass *p, float grad_scale, float *nll);
 void head_logits(struct model *m, int64_t row, float *logits);
-void head_refresh(struct model *m);
 
 #endif

@@ -24,8 +24,9 @@ static const struct word block_words[] = {
 
 static const struct word scale_words[] = {
     {"encode", SCALE_MX_ENCODE},     {"decode", SCALE_MX_DECODE}, {"floor", SCALE_MX_FLOOR},
-    {"adaptive", SCALE_MX_ADAPTIVE}, {"tensor", SCALE_TENSOR},    {"faithful", SCALE_LOCAL_FAITHFUL},
-    {"pow2", SCALE_LOCAL_POW2},      {NULL, 0}};
+    {"adaptive", SCALE_MX_ADAPTIVE}, {"tensor", SCALE_TENSOR},    {"4over6", SCALE_TENSOR_4OVER6},
+    {"row", SCALE_ROW},              {"faithful", SCALE_LOCAL_FAITHFUL}, {"pow2", SCALE_LOCAL_POW2},
+    {NULL, 0}};
 
 static const struct word hadamard_words[] = {{"none", HADAMARD_NONE},
                                              {"plain-16", HADAMARD_PLAIN_16},
@@ -104,18 +105,19 @@ static int format_block_size(enum format f) {
 static bool scale_fits(enum format f, enum scale_rule s) {
   switch (f) {
     case FORMAT_MXFP4: return s >= SCALE_MX_ENCODE && s <= SCALE_MX_ADAPTIVE;
-    case FORMAT_NVFP4: return s == SCALE_TENSOR;
+    case FORMAT_NVFP4: return s == SCALE_TENSOR || s == SCALE_TENSOR_4OVER6;
     case FORMAT_NVFP4_LOCAL: return s == SCALE_LOCAL_FAITHFUL || s == SCALE_LOCAL_POW2;
-    case FORMAT_F32:
-    case FORMAT_BF16:
     case FORMAT_E4M3:
-    case FORMAT_E5M2: break;
+    case FORMAT_E5M2: return s == SCALE_TENSOR || s == SCALE_ROW;
+    case FORMAT_F32:
+    case FORMAT_BF16: break;
   }
   return s == SCALE_NONE;
 }
 
 /* Weights are encoded in square tiles so that both orientations decode alike
- * (the reports' Eq. 8); everything else along its contraction axis. */
+ * (the reports' Eq. 8); everything else along its contraction axis.  Rule and
+ * strip are chosen by encoding_parse where they are not said. */
 static struct encoding format_default(enum format f, enum operand_role role) {
   struct encoding e = {.format = f};
   bool weight = role_is_weight(role);
@@ -131,16 +133,83 @@ static struct encoding format_default(enum format f, enum operand_role role) {
       e.block = weight ? BLOCK_2D16 : BLOCK_1X16;
       e.scale = SCALE_LOCAL_FAITHFUL;
       break;
-    case FORMAT_F32:
-    case FORMAT_BF16:
     case FORMAT_E4M3:
-    case FORMAT_E5M2: break;
+    case FORMAT_E5M2:
+      e.scale = SCALE_TENSOR;
+      break;
+    case FORMAT_F32:
+    case FORMAT_BF16: break;
   }
   return e;
 }
 
+/* The words behind the format, in the order in which they may stand. */
+enum part { PART_FORMAT, PART_BLOCK, PART_SCALE, PART_STRIP, PART_SR, PART_TRANSFORM };
+
+/* Strips are made of whole rows of blocks; 256 is the reports' (their GEMM tile). */
+enum { STRIP_UNIT = 16, STRIP_DEFAULT = 256, STRIP_LARGEST = 65536 };
+
+/* N of "stripN"; 0: not such a word. */
+static int32_t strip_parse(const char *word) {
+  if (strncmp(word, "strip", 5) != 0 || word[5] < '1' || word[5] > '9' || strlen(word) > 10) return 0;
+  int32_t n = 0;
+  for (word += 5; *word >= '0' && *word <= '9'; word++) n = n * 10 + (*word - '0');
+  return *word == '\0' ? n : 0;
+}
+
+/* One word into *out, when it fits there. */
+static bool word_take(const char *words, const char *word, enum operand_role role, struct encoding *out,
+                      enum part *last, struct error *e) {
+  const char *format = format_name(out->format);
+  int value;
+  enum part part;
+  if ((value = word_value(block_words, word)) >= 0) {
+    part = PART_BLOCK;
+    out->block = (enum block_geometry)value;
+    if (block_size(out->block) != format_block_size(out->format))
+      return error_set(e, ERROR_CONFIG, "\"%s\": %s has no %s blocks", words, format, word);
+  } else if ((value = word_value(scale_words, word)) >= 0) {
+    part = PART_SCALE;
+    out->scale = (enum scale_rule)value;
+    if (!scale_fits(out->format, out->scale))
+      return error_set(e, ERROR_CONFIG, "\"%s\": \"%s\" is no scale rule of %s", words, word, format);
+  } else if ((value = strip_parse(word)) > 0) {
+    part = PART_STRIP;
+    out->strip = value;
+    if (out->format != FORMAT_NVFP4_LOCAL || block_is_2d(out->block))
+      return error_set(e, ERROR_CONFIG, "\"%s\": strips are for 1x16 blocks of nvfp4-local alone", words);
+    if (value % STRIP_UNIT != 0 || value > STRIP_LARGEST)
+      return error_set(e, ERROR_CONFIG, "\"%s\": a strip is a multiple of %d rows, at most %d", words, STRIP_UNIT,
+                       STRIP_LARGEST);
+  } else if (strcmp(word, "sr") == 0) {
+    part = PART_SR;
+    out->rounding = ROUND_STOCHASTIC;
+    if (format_block_size(out->format) == 0)
+      return error_set(e, ERROR_CONFIG, "\"%s\": %s is not rounded stochastically", words, format);
+    if (!role_is_gradient(role))
+      return error_set(e, ERROR_CONFIG, "\"%s\": only dy is rounded stochastically, not %s", words,
+                       operand_role_names[role]);
+  } else if ((value = word_value(hadamard_words, word)) > HADAMARD_NONE) {
+    part = PART_TRANSFORM;
+    out->hadamard = (enum hadamard)value;
+    if (role != WGRAD_DY && role != WGRAD_X)
+      return error_set(e, ERROR_CONFIG, "\"%s\": the operands of wgrad alone are transformed, not %s", words,
+                       operand_role_names[role]);
+    if (encoding_is_plain(out))
+      return error_set(e, ERROR_CONFIG, "\"%s\": a transform needs a quantised operand, not %s", words, format);
+  } else {
+    return error_set(e, ERROR_CONFIG, "\"%s\": \"%s\" is no block, scale rule, strip, \"sr\" or transform", words, word);
+  }
+  if (part <= *last)
+    return error_set(e, ERROR_CONFIG,
+                     "\"%s\": \"%s\" stands where it may not: FORMAT[/BLOCK][/SCALE-RULE][/stripN][/sr][/TRANSFORM]", words,
+                     word);
+  *last = part;
+  return true;
+}
+
 bool encoding_parse(const char *words, enum operand_role role, struct encoding *out, struct error *e) {
-  char text[ENCODING_TEXT * 2], known[160];
+  char text[ENCODING_TEXT * 2];
   if (strlen(words) >= sizeof text) return error_set(e, ERROR_CONFIG, "\"%.40s...\" is no encoding", words);
   strcpy(text, words);
   char *rest = text;
@@ -150,40 +219,18 @@ bool encoding_parse(const char *words, enum operand_role role, struct encoding *
     return error_set(e, ERROR_CONFIG, "\"same\" (the encoding of fprop w) is for dgrad w alone");
   if (!format_parse(word, &f, e)) return false;
   struct encoding result = format_default(f, role);
+  enum part last = PART_FORMAT;
+  while ((word = strsep(&rest, "/")))
+    if (!word_take(words, word, role, &result, &last, e)) return false;
 
-  bool block_said = false, scale_said = false;
-  while ((word = strsep(&rest, "/"))) {
-    int value;
-    if (result.rounding != ROUND_NEAREST)
-      return error_set(e, ERROR_CONFIG, "\"%s\": nothing may follow \"sr\"", words);
-    if ((value = word_value(block_words, word)) >= 0) {
-      if (block_said || scale_said)
-        return error_set(e, ERROR_CONFIG, "\"%s\": \"%s\" stands where no block may: FORMAT[/BLOCK][/SCALE-RULE][/sr]",
-                         words, word);
-      block_said = true;
-      result.block = (enum block_geometry)value;
-      if (block_size(result.block) != format_block_size(f))
-        return error_set(e, ERROR_CONFIG, "\"%s\": %s has no %s blocks", words, format_name(f), word);
-    } else if ((value = word_value(scale_words, word)) >= 0) {
-      if (scale_said) return error_set(e, ERROR_CONFIG, "\"%s\" names two scale rules", words);
-      scale_said = true;
-      result.scale = (enum scale_rule)value;
-      if (!scale_fits(f, result.scale))
-        return error_set(e, ERROR_CONFIG, "\"%s\": \"%s\" is no scale rule of %s", words, word, format_name(f));
-    } else if (strcmp(word, "sr") == 0) {
-      if (format_block_size(f) == 0)
-        return error_set(e, ERROR_CONFIG, "\"%s\": %s is not rounded stochastically", words, format_name(f));
-      if (!role_is_gradient(role))
-        return error_set(e, ERROR_CONFIG, "\"%s\": only dy is rounded stochastically, not %s", words,
-                         operand_role_names[role]);
-      result.rounding = ROUND_STOCHASTIC;
-    } else {
-      return error_set(e, ERROR_CONFIG, "\"%s\": \"%s\" is no block, scale rule or \"sr\" (%s, ...)", words, word,
-                       word_list(block_words, known, sizeof known));
-    }
-  }
-  if (f == FORMAT_MXFP4 && !scale_said)
+  if (f == FORMAT_MXFP4 && result.scale == SCALE_NONE)
     result.scale = block_is_2d(result.block) ? SCALE_MX_ADAPTIVE : SCALE_MX_ENCODE;
+  if (f == FORMAT_NVFP4_LOCAL && result.strip == 0 && !role_is_weight(role)) {
+    if (block_is_2d(result.block))
+      return error_set(e, ERROR_CONFIG, "\"%s\": tiles with one outer factor are for weights, not %s", words,
+                       operand_role_names[role]);
+    result.strip = STRIP_DEFAULT;
+  }
   *out = result;
   return true;
 }
@@ -235,18 +282,65 @@ static bool layers_parse(const char *layers, int n_layers, int *first, int *last
   return true;
 }
 
-static bool span_operand(const char *words, enum operand_role role, const char *layers, struct linear_route *linear,
-                         struct error *e) {
-  if (!words)
-    return error_set(e, ERROR_CONFIG, "layers \"%s\": no encoding for %s", layers, operand_role_names[role]);
+/* ---- linears --------------------------------------------------------------- */
+
+static bool operand_parse(const char *words, enum operand_role role, struct linear_route *linear, struct error *e) {
+  if (!words) return error_set(e, ERROR_CONFIG, "no encoding for %s", operand_role_names[role]);
   struct encoding *out = &linear->operand[role];
   if (role == DGRAD_W && strcmp(words, "same") == 0) {
     *out = linear->operand[FPROP_W];
     return true;
   }
-  if (!encoding_parse(words, role, out, e))
-    return error_context(e, "layers \"%s\": %s", layers, operand_role_names[role]);
+  return encoding_parse(words, role, out, e) || error_context(e, "%s", operand_role_names[role]);
+}
+
+/* The transform of both wgrad operands, said in words of its own. */
+static bool hadamard_take(const char *word, struct linear_route *linear, struct error *e) {
+  char known[64];
+  int value = word_value(hadamard_words, word);
+  if (value < 0)
+    return error_set(e, ERROR_CONFIG, "\"%s\" is no hadamard transform (%s)", word,
+                     word_list(hadamard_words, known, sizeof known));
+  for (int i = 0; i < 2 && value != HADAMARD_NONE; i++) {
+    enum operand_role role = i == 0 ? WGRAD_DY : WGRAD_X;
+    struct encoding *operand = &linear->operand[role];
+    if (encoding_is_plain(operand))
+      return error_set(e, ERROR_CONFIG, "hadamard %s needs a quantised %s, not %s", word, operand_role_names[role],
+                       format_name(operand->format));
+    if (operand->hadamard != HADAMARD_NONE && operand->hadamard != (enum hadamard)value)
+      return error_set(e, ERROR_CONFIG, "hadamard %s, but %s says %s", word, operand_role_names[role],
+                       word_of(hadamard_words, (int)operand->hadamard));
+    operand->hadamard = (enum hadamard)value;
+  }
   return true;
+}
+
+bool linear_route_parse(const struct route_words *w, struct linear_route *out, struct error *e) {
+  struct linear_route linear;
+  memset(&linear, 0, sizeof linear);
+  const char *words[OPERAND_ROLE_COUNT] = {
+      [FPROP_X] = w->fprop_x, [FPROP_W] = w->fprop_w,   [DGRAD_DY] = w->dgrad_dy,
+      [DGRAD_W] = w->dgrad_w, [WGRAD_DY] = w->wgrad_dy, [WGRAD_X] = w->wgrad_x};
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
+    if (!operand_parse(words[role], (enum operand_role)role, &linear, e)) return false;
+  if (w->hadamard && !hadamard_take(w->hadamard, &linear, e)) return false;
+  enum hadamard dy = linear.operand[WGRAD_DY].hadamard, x = linear.operand[WGRAD_X].hadamard;
+  if (dy != x)
+    return error_set(e, ERROR_CONFIG, "wgrad dy is transformed by %s and wgrad x by %s: both must be by the same",
+                     word_of(hadamard_words, (int)dy), word_of(hadamard_words, (int)x));
+  *out = linear;
+  return true;
+}
+
+struct route_words route_words_of(const char *word) {
+  return (struct route_words){NULL, word, word, word, "same", word, word, NULL};
+}
+
+struct linear_route linear_route_plain(enum format f) {
+  struct linear_route linear;
+  memset(&linear, 0, sizeof linear);
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++) linear.operand[role].format = f;
+  return linear;
 }
 
 bool route_add_span(struct route *r, const struct route_words *w, int n_layers, struct error *e) {
@@ -254,28 +348,7 @@ bool route_add_span(struct route *r, const struct route_words *w, int n_layers, 
   struct route_span span;
   memset(&span, 0, sizeof span);
   if (!layers_parse(w->layers, n_layers, &span.first, &span.last, e)) return false;
-
-  const char *words[OPERAND_ROLE_COUNT] = {
-      [FPROP_X] = w->fprop_x, [FPROP_W] = w->fprop_w,   [DGRAD_DY] = w->dgrad_dy,
-      [DGRAD_W] = w->dgrad_w, [WGRAD_DY] = w->wgrad_dy, [WGRAD_X] = w->wgrad_x};
-  for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
-    if (!span_operand(words[role], (enum operand_role)role, w->layers, &span.linear, e)) return false;
-
-  if (w->hadamard) {
-    char known[64];
-    int value = word_value(hadamard_words, w->hadamard);
-    if (value < 0)
-      return error_set(e, ERROR_CONFIG, "layers \"%s\": \"%s\" is no hadamard transform (%s)", w->layers, w->hadamard,
-                       word_list(hadamard_words, known, sizeof known));
-    for (int i = 0; i < 2 && value != HADAMARD_NONE; i++) {
-      enum operand_role role = i == 0 ? WGRAD_DY : WGRAD_X;
-      struct encoding *operand = &span.linear.operand[role];
-      if (encoding_is_plain(operand))
-        return error_set(e, ERROR_CONFIG, "layers \"%s\": hadamard %s needs a quantised %s, not %s", w->layers,
-                         w->hadamard, operand_role_names[role], format_name(operand->format));
-      operand->hadamard = (enum hadamard)value;
-    }
-  }
+  if (!linear_route_parse(w, &span.linear, e)) return error_context(e, "layers \"%s\"", w->layers);
 
   for (int i = 0; i < r->n_spans; i++) {
     const struct route_span *other = &r->span[i];
@@ -293,4 +366,9 @@ const struct linear_route *route_linear(const struct route *r, int layer) {
   for (int i = 0; i < r->n_spans; i++)
     if (layer + 1 >= r->span[i].first && layer + 1 <= r->span[i].last) return &r->span[i].linear;
   return NULL;
+}
+
+bool route_in_forward_tail(const struct route *r, int64_t update, int64_t updates) {
+  int64_t tail = (int64_t)(r->forward_tail * (double)updates + 0.5);
+  return update > updates - tail;
 }

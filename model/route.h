@@ -1,8 +1,8 @@
 /* Routes: which format each contraction's operands take, layer by layer.
  *
  * A route is data.  The eleven routes of "Format-Aware Fusion for Fast FP4
- * Pretraining", `fp32` (for tests) and `bf16` are rows of one table
- * (model/route_table.c); a user writes others in YAML with the same words.
+ * Pretraining" and some of ours are rows of one table (model/route_table.c);
+ * a user writes others in YAML with the same words.
  * Whether a backend can execute a route is asked of the backend
  * (route_check), never decided here.
  */
@@ -35,8 +35,9 @@ struct route {
   enum dtype activations; /* BF16; FP32 in the test route */
   struct route_span span[ROUTE_SPANS];
   int n_spans;
+  struct linear_route head; /* the output matrix's contractions: logits = X W^T */
   enum format attention_qk, attention_pv, attention_d_out;
-  enum format head; /* both operands of the head's contractions */
+  double forward_tail; /* share of the updates, the last ones, whose fprop contracts plain operands; 0 = none */
 };
 
 /* What a YAML route (or a table row) says, still as words. */
@@ -46,12 +47,22 @@ struct route_words {
   const char *hadamard; /* "none", "plain-16", "signed-16", "signed-32": both wgrad operands */
 };
 
-/* Parses "FORMAT[/BLOCK][/SCALE-RULE][/sr]"; what is left out takes the
- * format's default for that role (docs/numerics.md). "same" is for dgrad_w:
- * the encoding of fprop_w. */
+/* Parses "FORMAT[/BLOCK][/SCALE-RULE][/stripN][/sr][/TRANSFORM]", the words in
+ * this order; what is left out takes the format's default for that role
+ * (docs/numerics.md). "same" is for dgrad_w: the encoding of fprop_w.  Reads
+ * whatever encoding_text writes of an encoding that the role may have. */
 bool encoding_parse(const char *words, enum operand_role role, struct encoding *out, struct error *e);
 bool format_parse(const char *word, enum format *out, struct error *e);
 const char *format_name(enum format f);
+
+/* The same plain format for all six operands. */
+struct linear_route linear_route_plain(enum format f);
+
+/* The words of one linear route (w->layers is not looked at). */
+bool linear_route_parse(const struct route_words *w, struct linear_route *out, struct error *e);
+
+/* One word for all operands of a linear: "fp8" encodes each by its role's default. */
+struct route_words route_words_of(const char *word);
 
 /* Adds a span; layers resolved against n_layers. Overlap is an error. */
 bool route_add_span(struct route *r, const struct route_words *w, int n_layers, struct error *e);
@@ -71,5 +82,13 @@ bool route_check(const struct route *r, int n_layers, const struct extent *x, co
 
 /* The route of block `layer` (0-based). */
 const struct linear_route *route_linear(const struct route *r, int layer);
+
+/* Is update `update` (1-based) of `updates` in the route's forward tail? */
+bool route_in_forward_tail(const struct route *r, int64_t update, int64_t updates);
+
+/* The format of the activations. */
+static inline enum format route_plain_format(const struct route *r) {
+  return r->activations == DTYPE_F32 ? FORMAT_F32 : FORMAT_BF16;
+}
 
 #endif

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/hadamard.h"
 #include "model/linears.h"
 #include "model/problems.h"
 
@@ -12,47 +13,58 @@ static enum view role_view(enum operand_role role) {
 
 static bool role_is_weight(enum operand_role role) { return role == FPROP_W || role == DGRAD_W; }
 
-static int hadamard_size(enum hadamard h) {
-  switch (h) {
-    case HADAMARD_PLAIN_16:
-    case HADAMARD_SIGNED_16: return 16;
-    case HADAMARD_SIGNED_32: return 32;
-    case HADAMARD_NONE: break;
-  }
-  return 1;
-}
+/* One contraction's matrices, for messages and for sums: a linear of a block, or the head. */
+struct site {
+  const char *name;
+  struct linear_shape shape;
+  const char *n_axis, *k_axis; /* what the sizes are called; NULL: rows or columns of the operand's source */
+  int64_t arm;                 /* > 0: n is two outputs of this width, each with its own outer factors */
+};
 
-static enum format plain_format(enum dtype activations) {
-  return activations == DTYPE_F32 ? FORMAT_F32 : FORMAT_BF16;
+static bool is_local(const struct encoding *e) { return e->format == FORMAT_NVFP4_LOCAL; }
+
+/* One axis against the size of the groups along it. */
+static void check_axis(struct problems *p, const char *where, const struct site *site, const char *axis, int64_t size,
+                       int unit) {
+  if (unit <= 1 || size % unit == 0) return;
+  problems_add(p, "%s: %s: %s %lld %s not a multiple of %d", where, site->name, axis, (long long)size,
+               strcmp(axis, "columns") == 0 ? "are" : "is", unit);
 }
 
 /* The axes of one operand's source against its groups. */
-static void check_divides(struct problems *p, const char *where, const struct extent *x, enum linear_site site,
-                          enum operand_role role, const struct encoding *encoding) {
-  struct linear_shape s = linear_shape(x, site);
+static void check_sizes(struct problems *p, const char *where, const struct extent *x, const struct site *site,
+                        enum operand_role role, const struct encoding *encoding) {
   bool weight = role_is_weight(role);
   bool gradient = role == DGRAD_DY || role == WGRAD_DY;
-  int64_t rows = weight ? s.n : x->attention.seq_len, cols = gradient ? s.n : s.k;
-  const char *row_axis = weight ? "rows" : "seq_len";
+  int64_t rows = weight ? site->shape.n : x->attention.seq_len, cols = gradient ? site->shape.n : site->shape.k;
+  const char *row_axis = !weight ? "seq_len" : site->n_axis ? site->n_axis : "rows";
+  const char *col_axis = gradient ? site->n_axis : site->k_axis;
+  if (!col_axis) col_axis = "columns";
 
-  int block = block_size(encoding->block), width = hadamard_size(encoding->hadamard);
-  int unit = block > width ? block : width;
+  /* The contraction axis is made of whole blocks and transforms; the other one
+   * of whole blocks where those are square or the source is transposed in squares. */
+  int block = block_size(encoding->block), width = hadamard_width(encoding->hadamard);
+  int along = block > width ? block : width;
   bool along_rows = role_view(role) == VIEW_COLUMN;
-  if ((along_rows || block_is_2d(encoding->block)) && rows % unit != 0)
-    problems_add(p, "%s: %s: %s %lld is not a multiple of %d", where, linear_name(site), row_axis, (long long)rows,
-                 unit);
-  /* a column view is made of square pieces, so its other axis is whole too */
-  if (cols % unit != 0)
-    problems_add(p, "%s: %s: columns %lld are not a multiple of %d", where, linear_name(site), (long long)cols, unit);
+  int across = block_is_2d(encoding->block) || along_rows ? block : 1;
+  check_axis(p, where, site, row_axis, rows, along_rows ? along : across);
+  check_axis(p, where, site, col_axis, cols, along_rows ? across : along);
+  if (site->arm > 0 && is_local(encoding) && (weight || gradient)) {
+    /* Strips along n start again with the second arm. */
+    bool strips_along_n = weight ? role_view(role) == VIEW_ROW : role == WGRAD_DY;
+    int unit = strips_along_n && encoding->strip > 0 ? encoding->strip : block;
+    check_axis(p, where, site, "ffn_size", site->arm, unit);
+  }
 }
 
 /* Both add what the backend cannot do to *refused, beside what is wrong. */
-static void check_span(struct problems *p, int *refused, const struct route *r, const struct route_span *span,
-                       const struct extent *x, const struct device *d) {
+static void check_linear(struct problems *p, int *refused, const struct route *r, const struct linear_route *linear,
+                         const char *subject, const struct site *sites, int n_sites, const struct extent *x,
+                         const struct device *d) {
   for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
-    const struct encoding *encoding = &span->linear.operand[role];
+    const struct encoding *encoding = &linear->operand[role];
     char text[ENCODING_TEXT], where[ENCODING_TEXT + 64];
-    (void)snprintf(where, sizeof where, "blocks %d-%d %s %s", span->first, span->last, operand_role_names[role],
+    (void)snprintf(where, sizeof where, "%s %s %s", subject, operand_role_names[role],
                    encoding_text(encoding, text, (int)sizeof text));
     const char *why = d->k->refuse_encoding(d, encoding, role_view((enum operand_role)role));
     if (why) {
@@ -61,19 +73,61 @@ static void check_span(struct problems *p, int *refused, const struct route *r, 
       continue;
     }
     if (encoding_is_plain(encoding)) {
-      if (encoding->format != plain_format(r->activations))
+      if (encoding->format != route_plain_format(r))
         problems_add(p, "%s: activations are %s", where, dtype_name(r->activations));
       continue;
     }
-    for (int site = 0; site < LINEAR_SITES; site++)
-      check_divides(p, where, x, (enum linear_site)site, (enum operand_role)role, encoding);
+    for (int i = 0; i < n_sites; i++) check_sizes(p, where, x, &sites[i], (enum operand_role)role, encoding);
   }
 }
 
-/* Attention and head work on the activations as they are. */
+static void check_span(struct problems *p, int *refused, const struct route *r, const struct route_span *span,
+                       const struct extent *x, const struct device *d) {
+  struct site sites[LINEAR_SITES];
+  char subject[64];
+  for (int i = 0; i < LINEAR_SITES; i++)
+    sites[i] = (struct site){.name = linear_name((enum linear_site)i), .shape = linear_shape(x, (enum linear_site)i),
+                             .arm = i == LINEAR_GATE_UP ? x->ffn_size : 0};
+  (void)snprintf(subject, sizeof subject, "blocks %d-%d", span->first, span->last);
+  check_linear(p, refused, r, &span->linear, subject, sites, LINEAR_SITES, x, d);
+}
+
+/* The head contracts head_chunk tokens at a time: groups of tokens lie inside
+ * a chunk, and a chunk that draws begins with a sample. */
+static void check_head(struct problems *p, int *refused, const struct route *r, const struct extent *x,
+                       const struct device *d) {
+  const struct site site = {.name = "output", .shape = {x->vocab_size, x->hidden_size}, .n_axis = "vocab_size",
+                            .k_axis = "hidden_size"};
+  check_linear(p, refused, r, &r->head, "head", &site, 1, x, d);
+  if ((r->head.operand[DGRAD_DY].rounding == ROUND_STOCHASTIC || r->head.operand[WGRAD_DY].rounding == ROUND_STOCHASTIC) &&
+      x->vocab_size / 16 > UINT32_MAX / x->attention.seq_len)
+    problems_add(p, "head: a sample of seq_len %lld has more than 2^32 blocks to draw for", (long long)x->attention.seq_len);
+  if (x->head_chunk >= x->tokens) return;
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
+    const struct encoding *e = &r->head.operand[role];
+    int64_t unit = 1;
+    if (!role_is_weight((enum operand_role)role) && role_view((enum operand_role)role) == VIEW_COLUMN) {
+      unit = block_size(e->block);
+      if (hadamard_width(e->hadamard) > unit) unit = hadamard_width(e->hadamard);
+    }
+    if (e->rounding == ROUND_STOCHASTIC) unit = x->attention.seq_len;
+    if (x->head_chunk % unit != 0)
+      problems_add(p, "head %s: head_chunk %lld is not a multiple of %lld", operand_role_names[role],
+                   (long long)x->head_chunk, (long long)unit);
+  }
+}
+
+static void check_tail(struct problems *p, const struct route *r) {
+  if (!(r->forward_tail >= 0 && r->forward_tail < 1))
+    problems_add(p, "forward_bf16_tail %g: a share of the updates, from 0 to below 1", r->forward_tail);
+  else if (r->forward_tail > 0 && r->activations != DTYPE_BF16)
+    problems_add(p, "forward_bf16_tail %g: activations are %s", r->forward_tail, dtype_name(r->activations));
+}
+
+/* Attention works on the activations as they are. */
 static void check_unrouted(struct problems *p, int *refused, const struct route *r, const char *what,
                            enum format format) {
-  if (format == plain_format(r->activations)) return;
+  if (format == route_plain_format(r)) return;
   problems_add(p, "%s %s: executed in the activations' type, %s, alone", what, format_name(format),
                dtype_name(r->activations));
   (*refused)++;
@@ -99,7 +153,8 @@ bool route_check(const struct route *r, int n_layers, const struct extent *x, co
   check_unrouted(&p, &refused, r, "attention qk", r->attention_qk);
   check_unrouted(&p, &refused, r, "attention pv", r->attention_pv);
   check_unrouted(&p, &refused, r, "attention d_out", r->attention_d_out);
-  check_unrouted(&p, &refused, r, "head", r->head);
+  check_head(&p, &refused, r, x, d);
+  check_tail(&p, r);
   if (problems_none(&p)) return true;
   if (e && refused == p.found) e->code = ERROR_DEVICE;
   return error_hint(e, "choose another route or other shapes");

@@ -76,7 +76,8 @@ static bool claim_matrix(char *base, unsigned char *seen, const struct matrix *m
 static bool claim_operand(char *base, unsigned char *seen, const struct operand *o) {
   if (!o->encoding.format) return true;
   return claim(base, seen, o->codes, (size_t)operand_code_bytes(&o->encoding, o->rows, o->cols)) &&
-         claim(base, seen, o->scales, (size_t)operand_scale_bytes(&o->encoding, o->rows, o->cols));
+         claim(base, seen, o->scales, (size_t)operand_scale_bytes(&o->encoding, o->rows, o->cols)) &&
+         claim(base, seen, o->outer, (size_t)operand_outer_count(o) * sizeof(float));
 }
 
 /* Everything that lives together with block `layer`'s backward. */
@@ -173,7 +174,7 @@ TEST(measured_is_real) {
   }
   /* routes that differ by block, packed fprop with plain wgrad and the reverse */
   struct route r = {.name = "mixed", .activations = DTYPE_BF16, .attention_qk = FORMAT_BF16,
-                    .attention_pv = FORMAT_BF16, .attention_d_out = FORMAT_BF16, .head = FORMAT_BF16};
+                    .attention_pv = FORMAT_BF16, .attention_d_out = FORMAT_BF16, .head = linear_route_plain(FORMAT_BF16)};
   const struct route_words words[] = {{"1", "mxfp4", "mxfp4", "mxfp4/sr", "same", "bf16", "bf16", "none"},
                                       {"2", "bf16", "bf16", "mxfp4/sr", "mxfp4", "mxfp4", "mxfp4", "none"},
                                       {"3", "bf16", "bf16", "bf16", "same", "bf16", "bf16", "none"}};

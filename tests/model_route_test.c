@@ -24,9 +24,19 @@ TEST(words) {
   CHECK_STR(parsed("mxfp4/1x32/decode/sr", WGRAD_DY), "mxfp4/1x32/decode/sr");
   CHECK_STR(parsed("nvfp4", WGRAD_X), "nvfp4/1x16/tensor");
   CHECK_STR(parsed("nvfp4", DGRAD_W), "nvfp4/2d16/tensor");
-  CHECK_STR(parsed("nvfp4-local", FPROP_X), "nvfp4-local/1x16/faithful");
+  CHECK_STR(parsed("nvfp4-local", FPROP_X), "nvfp4-local/1x16/faithful/strip256");
   CHECK_STR(parsed("nvfp4-local/2d16/pow2", FPROP_W), "nvfp4-local/2d16/pow2");
-  CHECK_STR(parsed("fp8", FPROP_X), "e4m3");
+  CHECK_STR(parsed("fp8", FPROP_X), "e4m3/tensor");
+  CHECK_STR(parsed("e5m2", DGRAD_DY), "e5m2/tensor");
+  CHECK_STR(parsed("e5m2/row", WGRAD_DY), "e5m2/row");
+  CHECK_STR(parsed("nvfp4/4over6", FPROP_X), "nvfp4/1x16/4over6");
+  CHECK_STR(parsed("nvfp4/2d16/4over6", FPROP_W), "nvfp4/2d16/4over6");
+  CHECK_STR(parsed("nvfp4/sr", WGRAD_DY), "nvfp4/1x16/tensor/sr");
+  CHECK_STR(parsed("nvfp4-local/pow2/strip128/sr", DGRAD_DY), "nvfp4-local/1x16/pow2/strip128/sr");
+  CHECK_STR(parsed("nvfp4-local/1x16", FPROP_W), "nvfp4-local/1x16/faithful"); /* a weight: one outer factor */
+  CHECK_STR(parsed("nvfp4-local/1x16/strip32", FPROP_W), "nvfp4-local/1x16/faithful/strip32");
+  CHECK_STR(parsed("mxfp4/sr/signed-32", WGRAD_DY), "mxfp4/1x32/encode/sr/signed-32");
+  CHECK_STR(parsed("e4m3/signed-16", WGRAD_X), "e4m3/tensor/signed-16");
 }
 
 TEST(bad_words) {
@@ -34,6 +44,12 @@ TEST(bad_words) {
                              "nvfp4/1x32", "nvfp4/2d32",  "bf16/1x32",      "bf16/encode",     "mxfp4/tensor",
                              "nvfp4/pow2", "nvfp4/encode", "mxfp4/encode/1x32", "mxfp4/1x32/2d32", "mxfp4/encode/floor",
                              "/sr",       "mxfp4//sr",    "same",           "mxfp4/sr/sr",     "mxfp4/sr/1x32", "bf16/sr",
+                             "e4m3/sr", "e4m3/encode", "e5m2/1x16", "nvfp4/row", "mxfp4/4over6", "mxfp4/strip256",
+                             "nvfp4/strip256", "nvfp4-local/strip0", "nvfp4-local/strip", "nvfp4-local/strip-16",
+                             "nvfp4-local/strip24", "nvfp4-local/strip65552", "nvfp4-local/strip16x", "nvfp4-local/strip016",
+                             "nvfp4-local/strip99999999999", "nvfp4-local/sr/strip256", "nvfp4-local/strip256/pow2",
+                             "nvfp4-local/strip256/strip256", "nvfp4-local/2d16", "nvfp4-local/2d16/strip256",
+                             "mxfp4/signed-32", "mxfp4/none", "bf16/signed-16", "nvfp4/signed-16/sr",
                              "mxfp4/1x32/encode/sr/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
                              "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -42,26 +58,50 @@ TEST(bad_words) {
     CHECK_EQ_I64(e.code, ERROR_CONFIG);
     CHECK(e.message[0]);
   }
+  /* only wgrad operands are transformed, and quantised ones */
+  CHECK_STR(parsed("mxfp4/signed-32", FPROP_X), "refused");
+  CHECK_STR(parsed("bf16/signed-16", WGRAD_X), "refused");
+  CHECK_STR(parsed("mxfp4/signed-32/sr", WGRAD_DY), "refused");
   /* only dY draws */
   CHECK_STR(parsed("mxfp4/sr", FPROP_X), "refused");
   CHECK_STR(parsed("mxfp4/sr", FPROP_W), "refused");
   CHECK_STR(parsed("mxfp4/sr", WGRAD_X), "refused");
 }
 
-/* Every printed encoding without a transform reads back to itself. */
+/* Every encoding that the words can say, printed, reads back to itself; and what
+ * the words cannot say is not read as something else. */
 TEST(round_trip) {
-  for (const char *const *name = route_names(); *name; name++) {
-    struct route r;
-    CHECK(route_named(*name, 32, &r, &e));
-    for (int s = 0; s < r.n_spans; s++)
-      for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
-        struct encoding plain = r.span[s].linear.operand[role], again;
-        char text[ENCODING_TEXT];
-        plain.hadamard = HADAMARD_NONE;
-        CHECK(encoding_parse(encoding_text(&plain, text, (int)sizeof text), (enum operand_role)role, &again, &e));
-        CHECK(encoding_equal(&plain, &again));
-      }
-  }
+  static const enum format formats[] = {FORMAT_F32, FORMAT_BF16, FORMAT_E4M3, FORMAT_E5M2, FORMAT_MXFP4, FORMAT_NVFP4, FORMAT_NVFP4_LOCAL};
+  int legal[7] = {0};
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
+    for (int f = 0; f < 7; f++)
+      for (int block = BLOCK_NONE; block <= BLOCK_2D32; block++)
+        for (int scale = SCALE_NONE; scale <= SCALE_TENSOR_4OVER6; scale++)
+          for (int sr = 0; sr < 2; sr++)
+            for (int h = HADAMARD_NONE; h <= HADAMARD_SIGNED_32; h++)
+              for (int32_t strip = 0; strip <= 65536; strip = strip ? strip * 16 : 16) {
+                struct encoding one = {.format = formats[f], .block = (enum block_geometry)block, .scale = (enum scale_rule)scale,
+                                       .rounding = sr ? ROUND_STOCHASTIC : ROUND_NEAREST, .hadamard = (enum hadamard)h,
+                                       .strip = strip}, again;
+                char text[ENCODING_TEXT], twice[ENCODING_TEXT];
+                if (!encoding_parse(encoding_text(&one, text, (int)sizeof text), (enum operand_role)role, &again, &e)) continue;
+                CHECK_STR(encoding_text(&again, twice, (int)sizeof twice), twice);
+                /* a default that is left out of the text may not change what it says */
+                bool said = block != BLOCK_NONE && scale != SCALE_NONE && (strip > 0 || one.format != FORMAT_NVFP4_LOCAL);
+                if (said && !encoding_equal(&one, &again)) FAIL("%s reads as %s", text, twice);
+                struct encoding third;
+                CHECK(encoding_parse(twice, (enum operand_role)role, &third, &e) && encoding_equal(&again, &third));
+                if (encoding_equal(&one, &again)) legal[f]++;
+              }
+  /* plain: 6 roles. FP8: 2 rules, of 2 wgrad roles 4 transforms. MXFP4: 2 blocks, 4 rules; sr doubles dY. */
+  CHECK_EQ_I64(legal[0], 6);
+  CHECK_EQ_I64(legal[1], 6);
+  CHECK_EQ_I64(legal[2], 2 * (4 + 2 * 4));
+  CHECK_EQ_I64(legal[3], 2 * (4 + 2 * 4));
+  CHECK_EQ_I64(legal[4], 8 * (3 + 2 + 2 * 4 + 4));
+  CHECK_EQ_I64(legal[5], 4 * (3 + 2 + 2 * 4 + 4));
+  /* strips 16, 256, 4096, 65536 in 1x16 blocks; weights also none, and tiles */
+  CHECK_EQ_I64(legal[6], 2 * (4 * (3 + 2 + 2 * 4 + 4) + 2 * 1 + 2 * 1));
 }
 
 /* The ledger, written out: fprop x, fprop w, dgrad dy, dgrad w, wgrad dy, wgrad x. */
@@ -90,14 +130,14 @@ static const struct expected ledger[] = {
      {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "mxfp4/1x32/encode/sr", "mxfp4/2d32/adaptive", "mxfp4/1x32/encode",
       "mxfp4/1x32/encode"}},
     {"nvfp4-local", 0,
-     {"nvfp4-local/1x16/faithful", "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/sr",
-      "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful", "nvfp4-local/1x16/faithful"}},
+     {"nvfp4-local/1x16/faithful/strip256", "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/strip256/sr",
+      "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/strip256", "nvfp4-local/1x16/faithful/strip256"}},
     {"nvfp4-local-h16", 0,
-     {"nvfp4-local/1x16/faithful", "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/sr",
-      "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/signed-16", "nvfp4-local/1x16/faithful/signed-16"}},
+     {"nvfp4-local/1x16/faithful/strip256", "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/strip256/sr",
+      "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/strip256/signed-16", "nvfp4-local/1x16/faithful/strip256/signed-16"}},
     {"depth-27-5", 26,
-     {"nvfp4-local/1x16/faithful", "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/sr",
-      "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful", "nvfp4-local/1x16/faithful"}},
+     {"nvfp4-local/1x16/faithful/strip256", "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/strip256/sr",
+      "nvfp4-local/2d16/faithful", "nvfp4-local/1x16/faithful/strip256", "nvfp4-local/1x16/faithful/strip256"}},
     {"depth-27-5", 27,
      {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "mxfp4/1x32/encode/sr", "mxfp4/2d32/adaptive", "mxfp4/1x32/encode",
       "mxfp4/1x32/encode"}},
@@ -105,10 +145,20 @@ static const struct expected ledger[] = {
      {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "mxfp4/1x32/encode/sr", "mxfp4/2d32/adaptive",
       "mxfp4/1x32/encode/signed-32", "mxfp4/1x32/encode/signed-32"}},
     {"operand-hybrid-h16", 0,
-     {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "nvfp4-local/1x16/faithful/sr", "nvfp4-local/2d16/faithful",
+     {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "nvfp4-local/1x16/faithful/strip256/sr", "nvfp4-local/2d16/faithful",
       "mxfp4/1x32/encode/plain-16", "mxfp4/1x32/encode/plain-16"}},
+    {"fp8", 0, {"e4m3/tensor", "e4m3/tensor", "e5m2/tensor", "e4m3/tensor", "e5m2/tensor", "e4m3/tensor"}},
+    {"nvfp4-te/forward-bf16-tail", 31,
+     {"nvfp4/1x16/tensor", "nvfp4/2d16/tensor", "nvfp4/1x16/tensor/sr", "nvfp4/2d16/tensor",
+      "nvfp4/1x16/tensor/sr/signed-16", "nvfp4/1x16/tensor/signed-16"}},
+    {"nvfp4-local-pow2", 31,
+     {"nvfp4-local/1x16/pow2/strip256", "nvfp4-local/2d16/pow2", "nvfp4-local/1x16/pow2/strip256/sr", "nvfp4-local/2d16/pow2",
+      "nvfp4-local/1x16/pow2/strip256", "nvfp4-local/1x16/pow2/strip256"}},
+    {"nvfp4-local-pow2-h16", 31,
+     {"nvfp4-local/1x16/pow2/strip256", "nvfp4-local/2d16/pow2", "nvfp4-local/1x16/pow2/strip256/sr", "nvfp4-local/2d16/pow2",
+      "nvfp4-local/1x16/pow2/strip256/signed-16", "nvfp4-local/1x16/pow2/strip256/signed-16"}},
     {"operand-hybrid-h32", 0,
-     {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "nvfp4-local/1x16/faithful/sr", "nvfp4-local/2d16/faithful",
+     {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "nvfp4-local/1x16/faithful/strip256/sr", "nvfp4-local/2d16/faithful",
       "mxfp4/1x32/encode/signed-32", "mxfp4/1x32/encode/signed-32"}},
 };
 
@@ -120,7 +170,7 @@ TEST(ledger_rows) {
     if (!expected) FAIL("no expectation for %s", *name);
     named++;
   }
-  CHECK_EQ_I64(named, 12); /* the eleven and fp32 */
+  CHECK_EQ_I64(named, 16); /* the eleven, fp32, fp8, the forward tail and two in powers of two */
   for (size_t i = 0; i < sizeof ledger / sizeof ledger[0]; i++) {
     struct route r;
     if (!route_named(ledger[i].name, 32, &r, &e)) {
@@ -130,8 +180,10 @@ TEST(ledger_rows) {
     CHECK_STR(r.name, ledger[i].name);
     bool wide = strcmp(r.name, "fp32") == 0;
     CHECK(r.activations == (wide ? DTYPE_F32 : DTYPE_BF16));
-    CHECK(r.head == (wide ? FORMAT_F32 : FORMAT_BF16) && r.attention_qk == r.head && r.attention_pv == r.head &&
-          r.attention_d_out == r.head);
+    enum format plain = wide ? FORMAT_F32 : FORMAT_BF16;
+    CHECK(route_plain_format(&r) == plain && r.attention_qk == plain && r.attention_pv == plain && r.attention_d_out == plain);
+    for (int role = 0; role < OPERAND_ROLE_COUNT; role++) CHECK(r.head.operand[role].format == plain);
+    CHECK(r.forward_tail == (strcmp(r.name, "nvfp4-te/forward-bf16-tail") == 0 ? 0.1 : 0));
     const struct linear_route *linear = route_linear(&r, ledger[i].layer);
     for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
       char text[ENCODING_TEXT];
@@ -253,7 +305,7 @@ TEST(refusals) {
   CHECK(!route_check(&r, 8, &x, &d, &e));
   CHECK_EQ_I64(e.code, ERROR_DEVICE); /* nothing is wrong with it */
   CHECK_EQ_I64(lines(e.message), 4); /* dgrad dy, dgrad w; both wgrad operands */
-  CHECK(strstr(e.message, "blocks 1-8 dgrad dy nvfp4-local/1x16/faithful/sr: only bf16 and mxfp4 here"));
+  CHECK(strstr(e.message, "blocks 1-8 dgrad dy nvfp4-local/1x16/faithful/strip256/sr: only bf16 and mxfp4 here"));
   CHECK(strstr(e.message, "no Hadamard transform here (backend test)"));
 
   /* token axis and widths */
@@ -279,7 +331,8 @@ TEST(refusals) {
   struct route_words w = words_of("3-4");
   route_add_span(&r, &w, 8, &e);
   r.activations = DTYPE_BF16;
-  r.attention_qk = r.attention_d_out = r.head = FORMAT_BF16;
+  r.attention_qk = r.attention_d_out = FORMAT_BF16;
+  r.head = linear_route_plain(FORMAT_BF16);
   r.attention_pv = FORMAT_E4M3;
   x = extent_of(64, 128);
   CHECK(!route_check(&r, 8, &x, &d, &e));

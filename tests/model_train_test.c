@@ -272,7 +272,7 @@ TEST(routes_agree) {
 
   /* operands of one linear in different formats, other formats in other blocks */
   struct route mixed = {.name = "mixed", .activations = DTYPE_BF16, .attention_qk = FORMAT_BF16,
-                        .attention_pv = FORMAT_BF16, .attention_d_out = FORMAT_BF16, .head = FORMAT_BF16};
+                        .attention_pv = FORMAT_BF16, .attention_d_out = FORMAT_BF16, .head = linear_route_plain(FORMAT_BF16)};
   const struct route_words words[] = {{"1", "mxfp4", "mxfp4", "bf16", "bf16", "bf16", "bf16", "none"},
                                       {"2", "bf16", "bf16", "mxfp4/sr", "mxfp4", "bf16", "mxfp4", "none"},
                                       {"3", "bf16", "mxfp4", "bf16", "same", "mxfp4", "mxfp4", "none"}};
@@ -428,7 +428,7 @@ TEST(description) {
                "mxfp4/1x32/encode  recomputed  [cpu]\n"));
   CHECK(strstr(described, "blocks 1-1  qkv") && strstr(described, "blocks 3-3  qkv"));
   CHECK(strstr(described, "blocks 1-3  attention: qk bf16, pv bf16, d_out bf16"));
-  CHECK(strstr(described, "head: x bf16 w bf16, logits fp32 for 20 tokens at once, d_logits bf16  [cpu]"));
+  CHECK(strstr(described, "head: fprop x bf16 w bf16 | dgrad dy bf16 w bf16 | wgrad dy bf16 x bf16, logits fp32 for 20 tokens at once, d_logits bf16  [cpu]"));
   rig_close(&g);
 }
 

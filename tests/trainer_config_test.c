@@ -111,6 +111,12 @@ TEST(presets) {
   CHECK(!config.model.shape.rope_scaling.enabled);
 }
 
+static bool same_linear(const struct linear_route *a, const struct linear_route *b) {
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
+    if (!encoding_equal(&a->operand[role], &b->operand[role])) return false;
+  return true;
+}
+
 #define SPAN(layers) "    - {layers: " layers ", fprop: {x: mxfp4, w: mxfp4/2d32}, dgrad: {dy: mxfp4/sr}, wgrad: {x: mxfp4, dy: mxfp4}}\n"
 
 TEST(route_mappings) {
@@ -129,9 +135,42 @@ TEST(route_mappings) {
 
   const char *part = "route.head=fp32";
   CHECK(parse(GOOD "route:\n  name: mine\n  linears:\n" SPAN("all"), &part, 1));
-  CHECK_EQ_I64(config.route.head, FORMAT_F32);
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++) CHECK_EQ_I64(config.route.head.operand[role].format, FORMAT_F32);
   CHECK(!parse(GOOD, &part, 1));
   CHECK_STR(failure.message, "--set route.head: the route is given by name; parts can be set of a route that is a mapping");
+
+  /* a head of its own, as one word and as a mapping; the later one holds */
+  const struct linear_route *head = &config.route.head;
+  CHECK(parse(GOOD "route:\n  name: custom:mine\n  head: mxfp4\n  linears:\n" SPAN("all"), NULL, 0));
+  CHECK_STR(config.route_name, "custom:mine");
+  CHECK(head->operand[FPROP_X].block == BLOCK_1X32 && head->operand[FPROP_W].block == BLOCK_2D32);
+  CHECK(encoding_equal(&head->operand[FPROP_W], &head->operand[DGRAD_W]) && config.route.forward_tail == 0);
+  static const char mapping[] = GOOD "route:\n  name: custom:mine\n  forward_bf16_tail: 0.25\n"
+                                "  head: {fprop: {x: fp8, w: fp8}, dgrad: {dy: e5m2, w: e4m3/row}, wgrad: {x: fp8, dy: e5m2, hadamard: signed-16}}\n"
+                                "  linears:\n" SPAN("all");
+  CHECK(parse(mapping, NULL, 0));
+  CHECK_STR(failure.message, "");
+  CHECK(head->operand[DGRAD_DY].format == FORMAT_E5M2 && head->operand[DGRAD_W].scale == SCALE_ROW &&
+        head->operand[WGRAD_X].hadamard == HADAMARD_SIGNED_16 && config.route.forward_tail == 0.25);
+  char *dump = config_dump(&config);
+  CHECK(config_parse(&other, dump, "saved", NULL, 0, &failure) && same_linear(head, &other.route.head) &&
+        other.route.forward_tail == 0.25);
+  free(dump);
+  part = "route.head=fp32";
+  CHECK(parse(mapping, &part, 1));
+  CHECK_EQ_I64(head->operand[WGRAD_DY].format, FORMAT_F32);
+  part = "route.head.dgrad.w=fp32";
+  CHECK(parse(mapping, &part, 1));
+  CHECK(head->operand[DGRAD_W].format == FORMAT_F32 && head->operand[DGRAD_DY].format == FORMAT_E5M2);
+
+  CHECK(!parse(GOOD "route:\n  name: r\n  head: {fprop: {w: fp8}}\n  linears:\n" SPAN("all"), NULL, 0));
+  CHECK_STR(failure.message, "cfg.yaml:5:9: route.head.fprop.x: is missing\n"
+                             "cfg.yaml:5:9: route.head.dgrad.dy: is missing\n"
+                             "cfg.yaml:5:9: route.head.wgrad.x: is missing\n"
+                             "cfg.yaml:5:9: route.head.wgrad.dy: is missing");
+  part = "route=nvfp4-te/forward-bf16-tail";
+  CHECK(parse(GOOD, &part, 1));
+  CHECK(config.route.forward_tail == 0.1);
 }
 
 TEST(set) {
@@ -268,7 +307,15 @@ static const struct {
     {"route:\n  name: r\n  linears:\n" SPAN("1"), "6:5: route.linears: no entry covers blocks 2-2 of 2"},
     {"route:\n  name: r\n  linears:\n" SPAN("all") SPAN("2"), "7:7: route.linears[2]: layers \"2\" overlap the span of blocks 1-2"},
     {"route:\n  name: r\n  linears:\n" SPAN("1-3"), "6:7: route.linears[1]: layers \"1-3\": outside the model's blocks 1-2"},
-    {"route:\n  name: r\n  head: fp7\n  linears:\n" SPAN("all"), "5:9: route.head: \"fp7\" is no format"},
+    {"route:\n  name: r\n  head: fp7\n  linears:\n" SPAN("all"), "5:9: route.head: fprop x: \"fp7\" is no format"},
+    {"route:\n  name: r\n  head: {fprop: {x: fp8, w: fp8}, dgrad: {dy: e5m2}, wgrad: {x: e4m3}}\n  linears:\n" SPAN("all"), "5:9: route.head.wgrad.dy: is missing"},
+    {"route:\n  name: r\n  head: {fprop: {x: fp8, W: fp8, w: fp8}, dgrad: {dy: e5m2}, wgrad: {x: e4m3, dy: e5m2}}\n  linears:\n" SPAN("all"), "5:26: route.head.fprop.W: unknown key"},
+    {"route:\n  name: r\n  head: mxfp4/sr\n  linears:\n" SPAN("all"), "5:9: route.head: fprop x: \"mxfp4/sr\": only dy is rounded stochastically"},
+    {"route:\n  name: r\n  forward_bf16_tail: 1\n  linears:\n" SPAN("all"), "5:22: route.forward_bf16_tail: '1' is out of range"},
+    {"route:\n  name: te-native\n  forward_bf16_tail: 0.1\n  linears:\n" SPAN("all"), "4:9: route.name: 'te-native' is the name of a built-in route"},
+    {"route: {name: a b, linears: [{fprop: {x: bf16, w: bf16}, dgrad: {dy: bf16}, wgrad: {x: bf16, dy: bf16}}]}\n", "3:15: route.name: 'a b': only letters, digits"},
+    {"route: {name: r, linears: [{fprop: {x: mxfp4, w: mxfp4}, dgrad: {dy: mxfp4}, wgrad: {x: mxfp4/signed-32, dy: mxfp4}}]}\n", "3:28: route.linears[1]: layers \"all\": wgrad dy is transformed by none and wgrad x by signed-32: both must be by the same"},
+    {"route: {name: r, linears: [{fprop: {x: mxfp4, w: mxfp4}, dgrad: {dy: mxfp4}, wgrad: {x: mxfp4/signed-32, dy: mxfp4/signed-32, hadamard: plain-16}}]}\n", "3:28: route.linears[1]: layers \"all\": hadamard plain-16, but wgrad dy says signed-32"},
     {"route:\n  name: r\n  attention: bf16\n  linears:\n" SPAN("all"), "5:14: route.attention: a mapping of its keys is wanted, not a single value"},
     {"route: {name: r, linears: [{fprop: {x: bf16, w: bf16}, dgrad: {dy: bf16}, wgrad: {x: bf16}}]}\n", "3:28: route.linears[1].wgrad.dy: is missing"},
     {"route: {name: r, linears: [{fprop: {x: bf16, W: bf16, w: bf16}, dgrad: {dy: bf16}, wgrad: {x: bf16, dy: bf16}}]}\n", "3:46: route.linears[1].fprop.W: unknown key"},
@@ -341,7 +388,8 @@ TEST(all_at_once) {
             "--set train.updates: 'x' is not a number; an integer is wanted\n"
             "--set nope: unknown key; `fp4d help config` lists them all\n"
             "cfg.yaml:3:8: route: no route is named \"nvfp5\" (fp32, bf16, te-native, te-last4-bf16, nvfp4-global, mxfp4-row-sr, "
-            "nvfp4-local, nvfp4-local-h16, depth-27-5, mxfp4-row-sr-h32, operand-hybrid-h16, operand-hybrid-h32)\n"
+            "nvfp4-local, nvfp4-local-h16, depth-27-5, mxfp4-row-sr-h32, operand-hybrid-h16, operand-hybrid-h32, fp8, "
+            "nvfp4-te/forward-bf16-tail, nvfp4-local-pow2, nvfp4-local-pow2-h16)\n"
             "cfg.yaml:5:23: train.global_batch: 9 is not a multiple of train.local_batch 2");
 
   /* More than a message holds: the first ones, and how many are left. */
@@ -487,13 +535,22 @@ TEST(committed_configs) {
     CHECK(m->rope_theta == preset.rope_theta && m->rope_scaling.enabled == preset.rope_scaling.enabled);
     CHECK(m->rope_scaling.factor == preset.rope_scaling.factor);
   }
-  static const char *const routes[] = {"fp32", "bf16", "mxfp4-row-sr"};
-  for (int i = 0; i < 3; i++) {
-    char text[200];
-    snprintf(text, sizeof text, "include: configs/routes/%s.yaml\n" GOOD, routes[i]);
-    if (!parse(text, NULL, 0)) FAIL("%s", failure.message); /* the name is checked against the content */
-    CHECK_STR(config.route.name, routes[i]);
-  }
+  for (const char *const *route = route_names(); *route; route++)
+    for (int n_layers = 8; n_layers <= 32; n_layers += 24) {
+      char text[200];
+      struct route row;
+      snprintf(text, sizeof text, "include: configs/routes/%s.yaml\n" "model: {preset: tiny, n_layers: %d}\ndata: {train: t}\n", *route, n_layers);
+      if (!parse(text, NULL, 0)) FAIL("%s", failure.message);
+      const struct route *file = &config.route;
+      CHECK(route_named(*route, n_layers, &row, &failure));
+      CHECK_STR(file->name, *route);
+      CHECK(file->activations == row.activations && file->forward_tail == row.forward_tail &&
+            file->attention_qk == row.attention_qk && file->attention_pv == row.attention_pv &&
+            file->attention_d_out == row.attention_d_out && same_linear(&file->head, &row.head));
+      for (int layer = 0; layer < n_layers; layer++)
+        if (!same_linear(route_linear(file, layer), route_linear(&row, layer)))
+          FAIL("configs/routes/%s.yaml: block %d of %d is not the table's", *route, layer + 1, n_layers);
+    }
 }
 
 /* ---- the dump ------------------------------------------------------------------ */
@@ -515,13 +572,13 @@ static bool same(const struct config *a, const struct config *b) {
       }
     }
   const struct route *r = &a->route, *s = &b->route;
-  if (strcmp(r->name, s->name) != 0 || r->n_spans != s->n_spans || r->activations != s->activations || r->head != s->head ||
+  if (strcmp(r->name, s->name) != 0 || r->n_spans != s->n_spans || r->activations != s->activations ||
+      r->forward_tail != s->forward_tail || !same_linear(&r->head, &s->head) ||
       r->attention_qk != s->attention_qk || r->attention_pv != s->attention_pv || r->attention_d_out != s->attention_d_out)
     return false;
   for (int i = 0; i < r->n_spans; i++) {
     if (r->span[i].first != s->span[i].first || r->span[i].last != s->span[i].last) return false;
-    for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
-      if (!encoding_equal(&r->span[i].linear.operand[role], &s->span[i].linear.operand[role])) return false;
+    if (!same_linear(&r->span[i].linear, &s->span[i].linear)) return false;
   }
   return a->data.n_sources == b->data.n_sources && strcmp(a->route_name, b->route_name) == 0;
 }

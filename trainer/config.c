@@ -243,20 +243,31 @@ static void take(struct config_loader *l, struct document *d, struct document_no
   }
 }
 
-/* rope_scaling: `none` undoes the keys of its mapping, and each of them undoes `none`. */
+/* A key that is also the name of a mapping, where that mapping is given:
+ * rope_scaling is not `none`, head is no single word. */
+static void set_to_mapping(struct target *t, const struct option *o, struct origin at) {
+  if (o->type == OPTION_NONE) {
+    bool enabled = true;
+    memcpy((char *)t->base + o->offset, &enabled, sizeof enabled);
+  } else {
+    memset((char *)t->base + o->offset, 0, o->size);
+  }
+  t->record[o - t->section->rows] = (struct option_record){OPTION_GIVEN, at};
+}
+
+/* Such a key undoes the keys of its mapping, and each of them undoes it. */
 static void keep_group_consistent(struct target *t, const struct option *o) {
   const struct option_section *s = t->section;
   size_t length = strcspn(o->key, ".");
-  bool inner = o->key[length] == '.', enabled = true;
+  bool inner = o->key[length] == '.';
   for (int i = 0; i < s->n_rows; i++) {
     const struct option *other = &s->rows[i];
     if (strncmp(other->key, o->key, length) != 0) continue;
-    if (inner && other->type == OPTION_NONE && other->key[length] == 0) {
-      memcpy((char *)t->base + other->offset, &enabled, sizeof enabled);
-      t->record[i] = (struct option_record){OPTION_GIVEN, t->record[o - s->rows].at};
-    } else if (o->type == OPTION_NONE && other->key[length] == '.') {
+    const bool mapping = other->type != OPTION_NONE && ((const char *)t->base + other->offset)[0] == 0;
+    if (inner && other->key[length] == 0 && !mapping)
+      set_to_mapping(t, other, t->record[o - s->rows].at);
+    else if (!inner && other->key[length] == '.')
       t->record[i] = (struct option_record){0};
-    }
   }
 }
 
@@ -270,11 +281,7 @@ static void walk(struct config_loader *l, struct document *d, struct document_no
     bool group = !strchr(n->key, '.') && is_group(t->section, key);
     if (group && n->kind == DOCUMENT_MAPPING) {
       snprintf(key, sizeof key, "%s%s.", path, n->key);
-      if (o) { /* an empty mapping is none of its keys, not `none` */
-        bool enabled = true;
-        memcpy((char *)t->base + o->offset, &enabled, sizeof enabled);
-        t->record[o - t->section->rows] = (struct option_record){OPTION_GIVEN, document_origin(d, n)};
-      }
+      if (o) set_to_mapping(t, o, document_origin(d, n)); /* even an empty one */
       walk(l, d, n, t, key);
     } else if (o) {
       take(l, d, n, t, o, label);

@@ -21,28 +21,36 @@ static const char *hadamard_word(enum hadamard h) {
   return "none";
 }
 
+/* fprop, dgrad and wgrad of a linear, a line each behind `indent`. */
+static void write_linear(const struct linear_route *linear, const char *indent, FILE *out) {
+  static const struct {
+    bool line;
+    const char *before;
+    enum operand_role role;
+  } parts[] = {{true, "fprop: {x: ", FPROP_X}, {false, ", w: ", FPROP_W},    {true, "dgrad: {dy: ", DGRAD_DY},
+               {false, ", w: ", DGRAD_W},      {true, "wgrad: {x: ", WGRAD_X}, {false, ", dy: ", WGRAD_DY}};
+  for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
+    fprintf(out, "%s%s%s", parts[p].line && p > 0 ? "}\n" : "", parts[p].line ? indent : "", parts[p].before);
+    write_encoding(&linear->operand[parts[p].role], out);
+  }
+  fprintf(out, ", hadamard: %s}\n", hadamard_word(linear->operand[WGRAD_X].hadamard));
+}
+
 /* Written out, not by name: a saved configuration says what was computed even
  * where a later program has other routes. */
 static void write_route(const struct route *r, FILE *out) {
-  static const struct {
-    const char *before;
-    enum operand_role role;
-  } parts[] = {{"      fprop: {x: ", FPROP_X}, {", w: ", FPROP_W},         {"}\n      dgrad: {dy: ", DGRAD_DY},
-               {", w: ", DGRAD_W},             {"}\n      wgrad: {x: ", WGRAD_X}, {", dy: ", WGRAD_DY}};
   fprintf(out, "route:\n  name: \"%s\"\n  linears:\n", r->name);
   for (int i = 0; i < r->n_spans; i++) {
     const struct route_span *s = &r->span[i];
     fprintf(out, "    - layers: %d-%d\n", s->first, s->last);
-    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
-      fputs(parts[p].before, out);
-      write_encoding(&s->linear.operand[parts[p].role], out);
-    }
-    fprintf(out, ", hadamard: %s}\n", hadamard_word(s->linear.operand[WGRAD_X].hadamard));
+    write_linear(&s->linear, "      ", out);
   }
   fprintf(out, "  attention: {qk: %s", format_name(r->attention_qk));
   fprintf(out, ", pv: %s", format_name(r->attention_pv));
   fprintf(out, ", do: %s}\n", format_name(r->attention_d_out));
-  fprintf(out, "  head: %s\n", format_name(r->head));
+  fprintf(out, "  head:\n");
+  write_linear(&r->head, "    ", out);
+  fprintf(out, "  forward_bf16_tail: %.17g\n", r->forward_tail);
   fprintf(out, "  activations: %s\n", dtype_name(r->activations));
 }
 

@@ -3,15 +3,18 @@
 
 #include "trainer/config_load.h"
 
+static bool linear_same(const struct linear_route *a, const struct linear_route *b) {
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
+    if (!encoding_equal(&a->operand[role], &b->operand[role])) return false;
+  return true;
+}
+
 static bool route_same(const struct route *a, const struct route *b, int n_layers) {
   if (a->activations != b->activations || a->attention_qk != b->attention_qk || a->attention_pv != b->attention_pv ||
-      a->attention_d_out != b->attention_d_out || a->head != b->head)
+      a->attention_d_out != b->attention_d_out || a->forward_tail != b->forward_tail || !linear_same(&a->head, &b->head))
     return false;
-  for (int i = 0; i < n_layers; i++) {
-    const struct linear_route *x = route_linear(a, i), *y = route_linear(b, i);
-    for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
-      if (!encoding_equal(&x->operand[role], &y->operand[role])) return false;
-  }
+  for (int i = 0; i < n_layers; i++)
+    if (!linear_same(route_linear(a, i), route_linear(b, i))) return false;
   return true;
 }
 
@@ -46,6 +49,32 @@ static bool parse_format(struct config_loader *l, const char *key, const char *w
   return false;
 }
 
+static struct route_words words_of(const struct span_draft *s) {
+  return (struct route_words){.layers = s->layers, .fprop_x = s->fprop_x, .fprop_w = s->fprop_w, .dgrad_dy = s->dgrad_dy,
+                              .dgrad_w = s->dgrad_w, .wgrad_x = s->wgrad_x, .wgrad_dy = s->wgrad_dy,
+                              .hadamard = s->hadamard};
+}
+
+static bool resolve_head(struct config_loader *l, struct linear_route *out) {
+  static const char *const parts[] = {"route.head.fprop.x", "route.head.fprop.w", "route.head.dgrad.dy",
+                                      "route.head.wgrad.x", "route.head.wgrad.dy"};
+  const struct route_draft *draft = &l->route;
+  const bool mapping = draft->head[0] == 0;
+  if (!CONFIG_SOUND(l, "route.head", "route.head.dgrad.w", "route.head.wgrad.hadamard")) return false;
+  bool whole = true;
+  for (int i = 0; mapping && i < 5; i++) {
+    const enum option_state state = config_record(l, parts[i])->state;
+    if (state == OPTION_DEFAULT) findings_add(&l->problems, config_record(l, "route.head")->at, parts[i], "is missing");
+    whole &= state == OPTION_GIVEN;
+  }
+  if (!whole) return false;
+  const struct route_words w = mapping ? words_of(&draft->head_parts) : route_words_of(draft->head);
+  struct error e = {0};
+  if (linear_route_parse(&w, out, &e)) return true;
+  config_problem(l, "route.head", "%s", e.message);
+  return false;
+}
+
 static void resolve_mapping(struct config_loader *l, int n_layers) {
   const struct route_draft *draft = &l->route;
   struct route *r = &l->config->route;
@@ -58,12 +87,12 @@ static void resolve_mapping(struct config_loader *l, int n_layers) {
   good &= parse_format(l, "route.attention.qk", draft->attention_qk, &r->attention_qk);
   good &= parse_format(l, "route.attention.pv", draft->attention_pv, &r->attention_pv);
   good &= parse_format(l, "route.attention.do", draft->attention_d_out, &r->attention_d_out);
-  good &= parse_format(l, "route.head", draft->head, &r->head);
+  good &= resolve_head(l, &r->head);
+  good &= CONFIG_SOUND(l, "route.forward_bf16_tail");
+  r->forward_tail = draft->forward_tail;
   for (int i = 0; i < draft->n_spans && CONFIG_SOUND(l, "route.linears"); i++) {
     const struct span_draft *s = &draft->span[i];
-    struct route_words w = {.layers = s->layers, .fprop_x = s->fprop_x, .fprop_w = s->fprop_w, .dgrad_dy = s->dgrad_dy,
-                            .dgrad_w = s->dgrad_w, .wgrad_x = s->wgrad_x, .wgrad_dy = s->wgrad_dy,
-                            .hadamard = s->hadamard};
+    const struct route_words w = words_of(s);
     struct error e = {0};
     if (route_add_span(r, &w, n_layers, &e)) continue;
     char label[32];

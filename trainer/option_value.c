@@ -191,8 +191,11 @@ static bool text_check(const struct option *o, const char *text, size_t size, ch
   if (o->name_like && length > 0) {
     bool odd = text[0] == '.' || text[0] == '-';
     for (const char *s = text; *s; s++)
-      odd |= !((*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z') || (*s >= '0' && *s <= '9') || strchr("._-", *s));
-    if (odd) return no(why, "%s: only letters, digits, '.', '_' and '-' are accepted, a letter or digit first", shown);
+      odd |= !((*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z') || (*s >= '0' && *s <= '9') || strchr("._-", *s) ||
+               (o->path_like && (*s == '/' || *s == ':')));
+    if (odd)
+      return no(why, "%s: only letters, digits, '.', '_'%s and '-' are accepted, a letter or digit first", shown,
+                o->path_like ? ", '/', ':'" : "");
   }
   return true;
 }
@@ -262,7 +265,7 @@ bool option_parse(const struct option *o, void *base, const char *text, char why
     }
     case OPTION_ROUTE: { /* by name */
       struct route_draft *draft = base;
-      struct option name = {.type = OPTION_TEXT, .size = sizeof draft->name, .name_like = true};
+      struct option name = {.type = OPTION_TEXT, .size = sizeof draft->name, .name_like = true, .path_like = true};
       if (*text == 0) return no(why, "has no value; the name of a route or a mapping is wanted");
       if (!text_check(&name, text, sizeof draft->name, why)) return false;
       memset(draft, 0, sizeof *draft);
@@ -396,7 +399,8 @@ void option_range_text(const struct option *o, char *text, size_t size) {
       snprintf(text + n, size - n, "%s%s", n ? ", " : "", w->word);
     }
   } else if (o->type == OPTION_TEXT) {
-    snprintf(text, size, o->name_like ? "up to %zu letters, digits, . _ -" : "up to %zu bytes", o->size - 1);
+    snprintf(text, size, o->path_like ? "up to %zu letters, digits, . _ - / :" : o->name_like ? "up to %zu letters, digits, . _ -" : "up to %zu bytes",
+             o->size - 1);
   } else if (o->type == OPTION_TEXTS) {
     snprintf(text, size, "up to %d", CONFIG_SOURCES);
   } else if (o->type == OPTION_SPANS) {

@@ -209,10 +209,11 @@ static const struct option log_rows[] = {
      .help = "How much is printed."},
 };
 
+#define HEAD(member) PLACE(struct route_draft, head_parts.member)
 static const struct option route_rows[] = {
-    {.key = "name", .type = OPTION_TEXT, PLACE(struct route_draft, name), .name_like = true,
+    {.key = "name", .type = OPTION_TEXT, PLACE(struct route_draft, name), .name_like = true, .path_like = true,
      .fallback_words = "none: must be given",
-     .help = "What records call this route. A built-in route's name is refused unless the content is that route's."},
+     .help = "What records call this route, custom:NAME by custom. A built-in route's name is refused unless the content is that route's."},
     {.key = "linears", .type = OPTION_SPANS, .fallback_words = "none: must be given",
      .help = "One entry for each range of blocks (below); together they cover every block once."},
     {.key = "attention.qk", .type = OPTION_TEXT, PLACE(struct route_draft, attention_qk), .name_like = true,
@@ -221,8 +222,25 @@ static const struct option route_rows[] = {
      .fallback = "bf16", .help = "Format of P and V."},
     {.key = "attention.do", .type = OPTION_TEXT, PLACE(struct route_draft, attention_d_out), .name_like = true,
      .fallback = "bf16", .help = "Format of dO in attention's backward."},
-    {.key = "head", .type = OPTION_TEXT, PLACE(struct route_draft, head), .name_like = true, .fallback = "bf16",
-     .help = "Format of both operands of the head's contractions."},
+    {.key = "head", .type = OPTION_TEXT, PLACE(struct route_draft, head), .fallback = "bf16",
+     .help = "Encoding of the output matrix's contractions: one for all, or a mapping like a linear's (the next seven keys)."},
+    {.key = "head.fprop.x", .type = OPTION_TEXT, HEAD(fprop_x), .fallback_words = "none: must be given",
+     .help = "logits = X W^T: the input."},
+    {.key = "head.fprop.w", .type = OPTION_TEXT, HEAD(fprop_w), .fallback_words = "none: must be given",
+     .help = "The output matrix."},
+    {.key = "head.dgrad.dy", .type = OPTION_TEXT, HEAD(dgrad_dy), .fallback_words = "none: must be given",
+     .help = "The logits' gradient."},
+    {.key = "head.dgrad.w", .type = OPTION_TEXT, HEAD(dgrad_w), .fallback = "same",
+     .help = "The output matrix; same: encoded as in fprop."},
+    {.key = "head.wgrad.x", .type = OPTION_TEXT, HEAD(wgrad_x), .fallback_words = "none: must be given",
+     .help = "The input."},
+    {.key = "head.wgrad.dy", .type = OPTION_TEXT, HEAD(wgrad_dy), .fallback_words = "none: must be given",
+     .help = "The logits' gradient."},
+    {.key = "head.wgrad.hadamard", .type = OPTION_TEXT, HEAD(hadamard), .name_like = true, .fallback = "none",
+     .help = "Transform of both wgrad operands along tokens."},
+    {.key = "forward_bf16_tail", .type = OPTION_NUMBER, PLACE(struct route_draft, forward_tail), .lower = 0, .upper = 1,
+     .upper_open = true, .fallback = "0",
+     .help = "Share of the updates, the last ones, in which fprop contracts BF16 operands in every linear and the head."},
     {.key = "activations", .type = OPTION_WORD, PLACE(struct route_draft, activations), .words = dtypes,
      .fallback = "bf16", .help = "Type of what flows between contractions."},
 };
@@ -230,9 +248,9 @@ static const struct option route_rows[] = {
 #define SPAN(member) PLACE(struct span_draft, member)
 static const struct option span_rows[] = {
     {.key = "layers", .type = OPTION_TEXT, SPAN(layers), .fallback = "all",
-     .help = "Blocks, counted from 1: all, 1-27, 28-32, 5, last-4."},
+     .help = "Blocks, counted from 1: all, 1-27, 28-32, 5, last-4, all-but-last-4."},
     {.key = "fprop.x", .type = OPTION_TEXT, SPAN(fprop_x), .fallback_words = "none: must be given",
-     .help = "Y = X W^T: the input. FORMAT[/BLOCK][/SCALE-RULE][/sr], as in mxfp4, mxfp4/2d32, mxfp4/sr, bf16."},
+     .help = "Y = X W^T: the input. FORMAT[/BLOCK][/SCALE-RULE][/stripN][/sr], as in mxfp4, mxfp4/2d32, mxfp4/sr, bf16 (docs/numerics.md)."},
     {.key = "fprop.w", .type = OPTION_TEXT, SPAN(fprop_w), .fallback_words = "none: must be given",
      .help = "The weight."},
     {.key = "dgrad.dy", .type = OPTION_TEXT, SPAN(dgrad_dy), .fallback_words = "none: must be given",

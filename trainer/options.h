@@ -26,8 +26,10 @@ struct span_draft {
 
 struct route_draft {
   bool mapping; /* false: `name` is a table row's and the rest is not used */
-  char name[ROUTE_WORD], attention_qk[ROUTE_WORD], attention_pv[ROUTE_WORD], attention_d_out[ROUTE_WORD],
-      head[ROUTE_WORD];
+  char name[ROUTE_WORD], attention_qk[ROUTE_WORD], attention_pv[ROUTE_WORD], attention_d_out[ROUTE_WORD];
+  char head[ROUTE_WORD];        /* one word, or "" where it is a mapping: */
+  struct span_draft head_parts; /* (layers is not used) */
+  double forward_tail;
   enum dtype activations;
   struct span_draft span[ROUTE_SPANS];
   int n_spans;
@@ -52,7 +54,8 @@ struct option_word {
 };
 
 struct option {
-  const char *key; /* dots are nested mappings: "rope_scaling.factor" */
+  const char *key; /* dots are nested mappings: "rope_scaling.factor".  A text that is also the name of a
+                      mapping ("head") is "" where the mapping is given */
   enum option_type type;
   size_t offset, size;       /* in the section's struct */
   int64_t low, high;         /* OPTION_INTEGER */
@@ -60,6 +63,7 @@ struct option {
   bool lower_open, upper_open;
   const struct option_word *words; /* ends with a NULL word */
   bool name_like;            /* OPTION_TEXT: letters, digits, '.', '_', '-' only */
+  bool path_like;            /* with name_like: '/' and ':' too */
   const char *fallback;      /* default, written as a user would; NULL: none */
   const char *fallback_words; /* how a default comes about that is not a constant */
   const char *unit, *help;
