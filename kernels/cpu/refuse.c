@@ -31,6 +31,26 @@ static const char *refuse_fp8(const struct encoding *e) {
   return NULL;
 }
 
+static const char *refuse_nvfp4_local(const struct encoding *e, enum view view) {
+  if (e->scale != SCALE_LOCAL_FAITHFUL && e->scale != SCALE_LOCAL_POW2)
+    return "CTA-local NVFP4 is scaled by the faithful or the pow2 rule";
+  if (e->strip < 0 || e->strip % 128 != 0) return "a strip is a multiple of 128 rows";
+  switch (e->block) {
+    case BLOCK_1X16:
+      if (e->rounding == ROUND_STOCHASTIC && view == VIEW_COLUMN)
+        return "a column view is rounded to nearest only (draws belong to rows)";
+      return NULL;
+    case BLOCK_2D16:
+      if (e->rounding != ROUND_NEAREST) return "2D tiles are rounded to nearest only";
+      if (e->hadamard != HADAMARD_NONE) return "2D tiles take no transform: both views would not decode alike";
+      return NULL;
+    case BLOCK_NONE:
+    case BLOCK_1X32:
+    case BLOCK_2D32: break;
+  }
+  return "NVFP4 has blocks of 1x16 or tiles of 16x16";
+}
+
 const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e, enum view view) {
   (void)d;
   switch (e->rounding) {
@@ -50,8 +70,8 @@ const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e
     case FORMAT_MXFP4: return refuse_mxfp4(e, view);
     case FORMAT_E4M3:
     case FORMAT_E5M2: return refuse_fp8(e);
-    case FORMAT_NVFP4:
-    case FORMAT_NVFP4_LOCAL: return "NVFP4 operands are not executable on the cpu backend";
+    case FORMAT_NVFP4_LOCAL: return refuse_nvfp4_local(e, view);
+    case FORMAT_NVFP4: return "NVFP4 operands are not executable on the cpu backend";
   }
   return "unknown format";
 }

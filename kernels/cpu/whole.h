@@ -45,7 +45,7 @@ enum { PANEL_ROWS = 16, PANEL_COLS = 128 };
 /* bits[r * PANEL_COLS + c] = element (first_row + r, first_col + c) of the view
  * `o->view` of source, after o->encoding.hadamard along the contraction, as
  * BF16; rows <= PANEL_ROWS, cols <= PANEL_COLS and a multiple of 16 (of 32 for
- * SIGNED_32).  first_col is a multiple of PANEL_COLS. */
+ * SIGNED_32), and so is first_col. */
 void panel_load(uint16_t *bits, const struct matrix *source, const struct operand *o, int64_t first_row, int64_t rows,
                 int64_t first_col, int64_t cols);
 
