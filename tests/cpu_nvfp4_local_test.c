@@ -303,7 +303,7 @@ static struct matrix gaussian(int64_t rows, int64_t cols, double scale) {
 static struct matrix chunky(int64_t rows, int64_t cols, double spread) {
   struct matrix m = gaussian(rows, cols, 1);
   double magnitude[64];
-  for (int i = 0; i < 64; i++) magnitude[i] = exp2(-spread * uniform());
+  for (int i = 0; i < 64; i++) magnitude[i] = exp2(-spread * (i * 37 % 64) / 63);
   for (int64_t i = 0; i < rows * cols; i++)
     test_set(&m, i, test_get(&m, i) * magnitude[(i / cols / 128 * ceil_div(cols, 128) + i % cols / 128) % 64]);
   return m;
