@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Draws loss curves of runs as one SVG, and prints them side by side.
 
-  scripts/plot_loss.py -o loss.svg RUN_FOLDER...
+  scripts/plot_loss.py -o loss.svg [--excess] RUN_FOLDER...
 
 Reads RUN_FOLDER/metrics.jsonl (docs/formats.md).  Thin lines are the training
-loss of every update, dots the held-out loss.  Needs the standard library only.
+loss of every update, dots the held-out loss.  With --excess: how far above the
+first run's, at exactly shared updates, the lines as means over --window updates.
+Whether the runs are matched is for `fp4d compare` to say.  Needs the standard
+library only.
 """
 import argparse
 import json
@@ -12,8 +15,10 @@ import math
 import os
 import sys
 
-COLOURS = ["#1f4e9c", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#a16207"]
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 520, 70, 20, 46, 54
+COLOURS = ["#1f4e9c", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#a16207",
+           "#be185d", "#475569", "#65a30d", "#dc2626", "#0284c7", "#854d0e"]
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 900, 520, 70, 20, 54
+LEGEND = 3  # runs a line
 
 
 def read_run(folder):
@@ -39,6 +44,20 @@ def read_run(folder):
     return run
 
 
+def excess(runs, window):
+    """Every other run minus the first, update by update; means of windows."""
+    first = {kind: dict(runs[0][kind]) for kind in ("train", "validation")}
+    found = []
+    for run in runs[1:]:
+        above = {kind: [(u, v - first[kind][u]) for u, v in run[kind] if u in first[kind]] for kind in first}
+        if not above["train"]:
+            sys.exit("plot_loss: %s has no update in common with %s" % (run["name"], runs[0]["name"]))
+        pieces = [above["train"][i:i + window] for i in range(0, len(above["train"]), window)]
+        above["train"] = [(sum(u for u, _ in p) / len(p), sum(v for _, v in p) / len(p)) for p in pieces]
+        found.append({**run, **above})
+    return found
+
+
 def ticks(low, high, count):
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
@@ -46,18 +65,21 @@ def ticks(low, high, count):
     return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def draw(runs):
+def draw(runs, label, number, cut):
+    top = 26 + 20 * math.ceil(len(runs) / LEGEND)
     updates = max(p[0] for r in runs for p in r["train"])
     losses = [p[1] for r in runs for p in r["train"] + r["validation"]]
     low, high = min(losses), max(losses)
-    pad = 0.05 * (high - low) or 1
-    low, high = low - pad, high + pad
+    pad = 0.05 * (high - low) or 0.05
+    low, high = low - pad, high + pad if cut is None else cut
+    if high <= low:
+        sys.exit("plot_loss: --top %g is below all there is to draw" % cut)
 
     def x(update):
         return LEFT + (WIDTH - LEFT - RIGHT) * update / updates
 
     def y(loss):
-        return TOP + (HEIGHT - TOP - BOTTOM) * (high - loss) / (high - low)
+        return top + (HEIGHT - top - BOTTOM) * (high - loss) / (high - low)
 
     out = ['<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="13">'
            % (WIDTH, HEIGHT), '<rect width="100%" height="100%" fill="white"/>']
@@ -67,19 +89,22 @@ def draw(runs):
     for value in ticks(0, updates, 8):
         out.append('<text x="%.1f" y="%d" text-anchor="middle">%.4g</text>' % (x(value), HEIGHT - BOTTOM + 20, value))
     out.append('<text x="%d" y="%d" text-anchor="middle">update</text>' % ((LEFT + WIDTH - RIGHT) // 2, HEIGHT - 12))
-    out.append('<text transform="translate(18 %d) rotate(-90)" text-anchor="middle">loss, nats a token</text>' % (HEIGHT // 2))
+    out.append('<text transform="translate(18 %d) rotate(-90)" text-anchor="middle">%s</text>' % (HEIGHT // 2, label))
     out.append('<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#6b7280"/>'
-               % (LEFT, TOP, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM))
+               % (LEFT, top, WIDTH - LEFT - RIGHT, HEIGHT - top - BOTTOM))
+    out.append('<clipPath id="inside"><rect x="%d" y="%d" width="%d" height="%d"/></clipPath>'
+               % (LEFT, top, WIDTH - LEFT - RIGHT, HEIGHT - top - BOTTOM))
     for i, run in enumerate(runs):
         colour = COLOURS[i % len(COLOURS)]
         line = " ".join("%.1f,%.1f" % (x(u), y(v)) for u, v in run["train"])
-        out.append('<polyline points="%s" fill="none" stroke="%s" stroke-width="1.1" opacity="0.75"/>' % (line, colour))
+        out.append('<polyline points="%s" fill="none" stroke="%s" stroke-width="1.1" opacity="0.75" clip-path="url(#inside)"/>' % (line, colour))
         for u, v in run["validation"]:
-            out.append('<circle cx="%.1f" cy="%.1f" r="4" fill="%s" stroke="white"/>' % (x(u), y(v), colour))
-        at = LEFT + 10 + i * 260
-        last = ", held out %.4f" % run["validation"][-1][1] if run["validation"] else ""
-        out.append('<rect x="%d" y="20" width="18" height="4" fill="%s"/>' % (at, colour))
-        out.append('<text x="%d" y="27">%s%s</text>' % (at + 24, run["name"].replace("&", "&amp;").replace("<", "&lt;"), last))
+            out.append('<circle cx="%.1f" cy="%.1f" r="4" fill="%s" stroke="white" clip-path="url(#inside)"/>' % (x(u), y(v), colour))
+        at, beside = LEFT + 10 + i % LEGEND * 270, 20 + 20 * (i // LEGEND)
+        last = ", held out " + number % run["validation"][-1][1] if run["validation"] else ""
+        out.append('<rect x="%d" y="%d" width="18" height="4" fill="%s"/>' % (at, beside, colour))
+        out.append('<text x="%d" y="%d">%s%s</text>' 
+                   % (at + 24, beside + 7, run["name"].replace("&", "&amp;").replace("<", "&lt;"), last))
     out.append("</svg>")
     return "\n".join(out) + "\n"
 
@@ -87,15 +112,25 @@ def draw(runs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", required=True)
+    parser.add_argument("--excess", action="store_true", help="loss above the first run's")
+    parser.add_argument("--window", type=int, default=0, help="updates whose mean is drawn (default: a hundredth of the first run)")
+    parser.add_argument("--top", type=float, help="cut the picture off above this")
     parser.add_argument("runs", nargs="+")
     arguments = parser.parse_args()
     runs = [read_run(folder) for folder in arguments.runs]
+    label, number = "loss, nats a token", "%.4f"
+    if arguments.excess:
+        number = "%+.4f"
+        label = "loss above that of %s, nats a token" % runs[0]["name"]
+        runs = excess(runs, arguments.window or max(1, len(runs[0]["train"]) // 100))
+        if not runs:
+            sys.exit("plot_loss: --excess needs two runs or more")
     with open(arguments.output, "w", encoding="utf-8") as out:
-        out.write(draw(runs))
+        out.write(draw(runs, label.replace("&", "&amp;").replace("<", "&lt;"), number, arguments.top))
     print("%10s  " % "update" + "  ".join("%20s" % r["name"][-20:] for r in runs) + "   held-out loss")
     for update in sorted({u for r in runs for u, _ in r["validation"]}):
         row = [dict(r["validation"]).get(update) for r in runs]
-        print("%10d  " % update + "  ".join("%20s" % ("-" if v is None else "%.4f" % v) for v in row))
+        print("%10d  " % update + "  ".join("%20s" % ("-" if v is None else number % v) for v in row))
 
 
 if __name__ == "__main__":

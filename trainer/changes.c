@@ -69,21 +69,37 @@ static int shown(const struct entry *e, const char **text) {
   return (int)strcspn(*text, "\n");
 }
 
-static void say(const struct entry *was, const struct entry *is) {
+struct listener {
+  void (*line)(void *context, const char *key, const char *text);
+  void *context;
+};
+
+static void say(const struct listener *to, const struct entry *was, const struct entry *is) {
   const char *before = "absent", *after = "absent";
+  char text[1400];
   int n = was ? shown(was, &before) : 6, m = is ? shown(is, &after) : 6;
   const bool same_name = n == m && strncmp(before, after, (size_t)n) == 0; /* a route's other content */
-  log_info("configuration changed since the checkpoint: %s: %.*s -> %.*s%s", is ? is->key : was->key, n, before, m, after,
+  snprintf(text, sizeof text, "%s: %.*s -> %.*s%s", is ? is->key : was->key, n, before, m, after,
            same_name ? " of another content" : "");
+  to->line(to->context, is ? is->key : was->key, text);
 }
 
-void changes_log(const char *was, const char *is) {
+void changes_list(const char *was, const char *is, void (*line)(void *context, const char *key, const char *text),
+                  void *context) {
+  const struct listener to = {line, context};
   struct entry before, after;
   for (struct reader r = {.at = is}; next_entry(&r, &after);) {
     const bool there = find(was, after.key, &before);
     if (!there || before.bytes != after.bytes || memcmp(before.value, after.value, after.bytes) != 0)
-      say(there ? &before : NULL, &after);
+      say(&to, there ? &before : NULL, &after);
   }
   for (struct reader r = {.at = was}; next_entry(&r, &before);)
-    if (!find(is, before.key, &after)) say(&before, NULL);
+    if (!find(is, before.key, &after)) say(&to, &before, NULL);
 }
+
+static void log_line_of(void *context, const char *key, const char *text) {
+  (void)context, (void)key;
+  log_info("configuration changed since the checkpoint: %s", text);
+}
+
+void changes_log(const char *was, const char *is) { changes_list(was, is, log_line_of, NULL); }

@@ -40,6 +40,9 @@ const struct command commands[] = {
      "where every operand exists as it is, with the checkpoint's weights, which do not change.\n"
      "Of each batch the first micro-batch runs.  `fp4d bench quantize --from FILE.h5` reads the file;\n"
      "docs/formats.md describes it.\n"},
+    {"compare", "runs side by side at exactly shared updates, from their records", command_compare_arguments, command_compare,
+     "Refuses runs whose initial parameters, training stream or batches differ (exit code 65).\n"
+     "scripts/plot_loss.py --excess draws what it prints.\n"},
     {"help", "this list; `fp4d help COMMAND`; `fp4d help config`", command_help_arguments, command_help,
      "`fp4d help config` documents every key of a configuration.\n"},
     {NULL, NULL, NULL, NULL, NULL},

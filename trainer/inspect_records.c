@@ -1,13 +1,12 @@
 /* metrics.jsonl: what a run did, from its records. */
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "trainer/inspect.h"
+#include "trainer/records.h"
 
 struct point {
   int64_t update;
@@ -25,12 +24,6 @@ struct tally {
   double seconds; /* of all updates */
 };
 
-/* Records write what is not finite as "nan", "inf", "-inf". */
-static double real_of(const json_t *value) {
-  const char *word = json_string_value(value);
-  return word ? strtod(word, NULL) : json_is_number(value) ? json_number_value(value) : NAN;
-}
-
 static void copy_text(char *to, size_t size, const json_t *o, const char *key) {
   const char *word = json_string_value(json_object_get(o, key));
   if (word) snprintf(to, size, "%s", word);
@@ -47,7 +40,7 @@ static void add_start(struct tally *t, const json_t *o) {
 
 static void add_update(struct tally *t, const json_t *o, int64_t update) {
   const char *verdict = json_string_value(json_object_get(o, "verdict"));
-  const struct point p = {update, real_of(json_object_get(o, "loss"))};
+  const struct point p = {update, records_real(json_object_get(o, "loss"))};
   if (t->updates == 0) t->first = t->lowest = p;
   if (t->updates > 0 && update != t->last_update + 1 && t->gap_after < 0) t->gap_after = t->last_update;
   if (p.loss < t->lowest.loss || isnan(t->lowest.loss)) t->lowest = p;
@@ -58,23 +51,21 @@ static void add_update(struct tally *t, const json_t *o, int64_t update) {
   t->skipped += verdict && strcmp(verdict, "skipped") == 0;
   t->halted += verdict && strcmp(verdict, "halted") == 0;
   t->tokens = json_integer_value(json_object_get(o, "tokens"));
-  const double seconds = real_of(json_object_get(json_object_get(o, "seconds"), "total"));
+  const double seconds = records_real(json_object_get(json_object_get(o, "seconds"), "total"));
   if (isfinite(seconds)) t->seconds += seconds;
 }
 
-/* False: not a record. */
-static bool add_record(struct tally *t, const json_t *o) {
+static bool add_record(void *context, const json_t *o) {
+  struct tally *t = context;
   const char *kind = json_string_value(json_object_get(o, "kind"));
-  const json_t *update = json_object_get(o, "update");
-  if (!kind || !json_is_integer(update)) return false;
-  const int64_t at = json_integer_value(update);
+  const int64_t at = json_integer_value(json_object_get(o, "update"));
   t->lines++;
   if (strcmp(kind, "start") == 0) {
     add_start(t, o);
   } else if (strcmp(kind, "update") == 0) {
     add_update(t, o, at);
   } else if (strcmp(kind, "validation") == 0) {
-    const struct point p = {at, real_of(json_object_get(o, "loss"))};
+    const struct point p = {at, records_real(json_object_get(o, "loss"))};
     if (t->validations++ == 0) t->first_validation = p;
     t->last_validation = p;
   } else if (strcmp(kind, "checkpoint") == 0) {
@@ -111,35 +102,13 @@ static void print_tally(const char *path, const struct tally *t) {
   inspect_line("end", "%s", t->ends ? t->reason : "none recorded: still running, or ended from outside");
 }
 
-static bool read_lines(FILE *in, const char *path, struct tally *t, struct error *e) {
-  char *line = NULL;
-  size_t room = 0;
-  ssize_t n;
-  bool good = true;
-  for (int64_t number = 1; good && (n = getline(&line, &room, in)) > 0; number++) {
-    if (line[n - 1] != '\n') {
-      inspect_line("last line", "not whole (line %" PRId64 "): being written, or the run was cut off there", number);
-      break;
-    }
-    json_error_t where;
-    json_t *o = json_loadb(line, (size_t)n - 1, 0, &where);
-    if (!o)
-      good = error_set(e, ERROR_DATA, "%s:%" PRId64 ": not JSON: %s", path, number, where.text);
-    else if (!add_record(t, o))
-      good = error_set(e, ERROR_DATA, "%s:%" PRId64 ": not a record: it has no \"kind\" or no \"update\"", path, number);
-    json_decref(o);
-  }
-  if (good && ferror(in)) good = error_errno(e, ERROR_DATA, "cannot read %s", path);
-  free(line);
-  return good;
-}
-
 bool inspect_records(const struct inspection *i, struct error *e) {
-  FILE *in = fopen(i->path, "r");
-  if (!in) return error_errno(e, ERROR_DATA, "cannot open %s", i->path);
   struct tally t = {.gap_after = -1};
-  bool good = read_lines(in, i->path, &t, e);
-  fclose(in);
+  int64_t torn;
+  bool good = records_each(i->path, add_record, &t, &torn, e);
+  if (!good && t.lines == 0) return false;
+  if (torn > 0)
+    inspect_line("last line", "not whole (line %" PRId64 "): being written, or the run was cut off there", torn);
   print_tally(i->path, &t);
   if (good && t.gap_after >= 0)
     good = error_set(e, ERROR_DATA, "%s: the record after update %" PRId64 " is not that of update %" PRId64, i->path,
