@@ -252,9 +252,9 @@ struct kernels {
                           const struct matrix *gate_up);
 
   /* The contraction out[M,N] = A[M,K] B[N,K]^T (+ add).  `add` may be out
-   * itself (accumulation), any matrix of out's shape and type, or NULL; it is
-   * added in FP32 after every scale factor.  Each output is the sum defined in
-   * kernels/cpu/gemm.h. */
+   * itself (accumulation), any matrix of out's shape and type, one in FP32
+   * where out is BF16, or NULL; it is added in FP32 after every scale factor.
+   * Operands are of any format each; kernels/cpu/gemm.h defines the outputs. */
   void (*contract)(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b,
                    const struct matrix *add);
 

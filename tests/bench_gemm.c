@@ -28,22 +28,21 @@ static void *zeros(int64_t bytes) {
 }
 
 static struct operand make_operand(enum format format, enum view view, int64_t rows, int64_t cols) {
-  struct operand o = {.encoding = {.format = format}, .view = view, .rows = rows, .cols = cols};
-  if (format == FORMAT_MXFP4) {
-    o.encoding.block = BLOCK_1X32;
-    o.encoding.scale = SCALE_MX_ENCODE;
-  }
-  int64_t bytes = operand_code_bytes(&o.encoding, rows, cols);
+  static float one = 1;
+  struct operand o = {.encoding = {.format = format}, .view = view, .rows = rows, .cols = cols, .outer = &one};
+  int64_t bytes = operand_code_bytes(&o.encoding, rows, cols), scale_bytes = operand_scale_bytes(&o.encoding, rows, cols);
   o.codes = zeros(bytes);
-  for (int64_t i = 0; i < rows * cols && encoding_is_plain(&o.encoding); i++) {
-    float x = (float)(i * 7919 % 2001 - 1000) * 0x1p-8f;
-    if (format == FORMAT_F32) memcpy(o.codes + 4 * i, &x, 4);
-    else memcpy(o.codes + 2 * i, (char *)&x + 2, 2);
-  }
-  if (format == FORMAT_MXFP4) {
-    for (int64_t i = 0; i < bytes; i++) o.codes[i] = (uint8_t)(i * 7919 >> 3);
-    o.scales = zeros(operand_scale_bytes(&o.encoding, rows, cols));
-    memset(o.scales, 125, (size_t)operand_scale_bytes(&o.encoding, rows, cols));
+  if (encoding_is_plain(&o.encoding))
+    for (int64_t i = 0; i < rows * cols; i++) {
+      float x = (float)(i * 7919 % 2001 - 1000) * 0x1p-8f;
+      if (format == FORMAT_F32) memcpy(o.codes + 4 * i, &x, 4);
+      else memcpy(o.codes + 2 * i, (char *)&x + 2, 2);
+    }
+  else
+    for (int64_t i = 0; i < bytes; i++) o.codes[i] = (uint8_t)(i * 7919 >> 3) & 0xbf;
+  if (scale_bytes) {
+    o.scales = zeros(scale_bytes);
+    for (int64_t i = 0; i < scale_bytes; i++) o.scales[i] = (uint8_t)((format == FORMAT_MXFP4 ? 120 : 50) + i * 7919 % 11);
   }
   return o;
 }
@@ -84,7 +83,7 @@ int main(int argc, char **argv) {
     enum format format;
     enum view view;
   } kinds[] = {{"fp32", FORMAT_F32, VIEW_ROW}, {"bf16", FORMAT_BF16, VIEW_ROW}, {"bf16 columns", FORMAT_BF16, VIEW_COLUMN},
-               {"mxfp4", FORMAT_MXFP4, VIEW_ROW}};
+               {"mxfp4", FORMAT_MXFP4, VIEW_ROW}, {"nvfp4", FORMAT_NVFP4, VIEW_ROW}, {"e4m3", FORMAT_E4M3, VIEW_ROW}};
   struct error e;
   if (!cpu_isa_choose(NULL, &e)) {
     fprintf(stderr, "bench_gemm: %s\n", e.message);

@@ -1,4 +1,4 @@
-/* The contraction out = A B^T (+ add): blocks, tasks, epilogue.
+/* The contraction out = A B^T (+ add): blocks, slices of segments, tasks.
  *
  * Operands are packed a block at a time, in parallel, into panels that all
  * workers then read: no decoded copy of an operand exists, and an element is
@@ -29,6 +29,7 @@ enum {
   UNPACK_GROUPS = 8,
   UNPACK_BYTES = UNPACK_GROUPS * CONTRACT_GROUP * (GEMM_TILE_ROWS + GEMM_TILE_COLS) * (int)sizeof(float),
   WORKER_BYTES = TILE * (int)sizeof(float) + UNPACK_BYTES,
+  HALF_GROUP = CONTRACT_GROUP / 2,
   ALIGNMENT = 64
 };
 
@@ -92,24 +93,6 @@ const char *cpu_isa_name(void) {
   return c.bf16 ? c.bf16->name : c.fma->name;
 }
 
-/* ---- epilogue ------------------------------------------------------------- */
-
-static inline float with_one_nan(float x) { return x == x ? x : f32_from_bits(0x7FC00000u); }
-
-CPU_CLONES static void write_f32(float *out, const float *acc, const float *add, float factor, int64_t n) {
-  if (add)
-    for (int64_t i = 0; i < n; i++) out[i] = with_one_nan(acc[i] * factor + add[i]);
-  else
-    for (int64_t i = 0; i < n; i++) out[i] = with_one_nan(acc[i] * factor);
-}
-
-CPU_CLONES static void write_bf16(uint16_t *out, const float *acc, const uint16_t *add, float factor, int64_t n) {
-  if (add)
-    for (int64_t i = 0; i < n; i++) out[i] = bf16_encode(with_one_nan(acc[i] * factor + bf16_decode(add[i])));
-  else
-    for (int64_t i = 0; i < n; i++) out[i] = bf16_encode(with_one_nan(acc[i] * factor));
-}
-
 /* ---- a contraction --------------------------------------------------------- */
 
 struct span {
@@ -120,19 +103,21 @@ struct contraction {
   struct matrix *out;
   const struct operand *a, *b;
   const struct matrix *add;
-  float factor;
-  int64_t deepest; /* columns of a slice */
+  int64_t deepest; /* columns of a slice, at most */
   const struct gemm_kernel *kernel; /* packs, and runs where it is exact */
   const struct gemm_kernel *in_f32; /* runs where it is not */
   /* The block. */
   struct span rows, cols, depth;
-  bool pack_a, pack_b, first_slice, last_slice;
+  bool pack_a, pack_b;
+  bool first_slice, last_slice; /* of the segment */
+  bool first_segment, last_segment;
   int64_t groups;             /* of the slice */
   int64_t resident;           /* strips of b that tasks stay with */
   char *panels_a, *panels_b;  /* strips of GEMM_TILE_ROWS or _COLS rows */
   float *sums;                /* of every tile, between slices; NULL when k is one slice */
+  float *totals;              /* of every tile, between segments; NULL when there is one segment */
   char *workers;              /* WORKER_BYTES each */
-  /* Smallest exponent field in each strip of the block, over the slices so far. */
+  /* Smallest exponent field in each strip of the block, over the segment's slices so far. */
   int *exponent_a, *exponent_b;
 };
 
@@ -202,19 +187,6 @@ static void add_slice_in_f32(const struct contraction *c, float *acc, const char
   }
 }
 
-static void write_tile(const struct contraction *c, const float *acc, int64_t row, int64_t col, int64_t rows,
-                       int64_t cols) {
-  for (int64_t r = 0; r < rows; r++) {
-    int64_t at = (row + r) * c->out->cols + col;
-    const float *sums = acc + r * GEMM_TILE_COLS;
-    if (c->out->dtype == DTYPE_F32)
-      write_f32((float *)c->out->data + at, sums, c->add ? (const float *)c->add->data + at : NULL, c->factor, cols);
-    else
-      write_bf16((uint16_t *)c->out->data + at, sums, c->add ? (const uint16_t *)c->add->data + at : NULL, c->factor,
-                 cols);
-  }
-}
-
 static void tile_task(void *context, int64_t index, int worker) {
   const struct contraction *c = context;
   int64_t strips_a = ceil_div(c->rows.count, GEMM_TILE_ROWS), strips_b = ceil_div(c->cols.count, GEMM_TILE_COLS);
@@ -230,23 +202,45 @@ static void tile_task(void *context, int64_t index, int worker) {
     add_slice_in_f32(c, acc, a, b, rows, cols, own + TILE * sizeof *acc);
   else
     add_slice(c, acc, a, b, rows, cols);
-  if (c->last_slice)
-    write_tile(c, acc, c->rows.first + i * GEMM_TILE_ROWS, c->cols.first + j * GEMM_TILE_COLS, rows, cols);
+  if (!c->last_slice) return;
+  int64_t row = c->rows.first + i * GEMM_TILE_ROWS, col = c->cols.first + j * GEMM_TILE_COLS;
+  float *totals = c->totals ? c->totals + index * TILE : acc;
+  gemm_end_segment(totals, acc, c->a, c->b, row, col, c->depth.first, rows, cols, c->first_segment);
+  if (c->last_segment) gemm_write(c->out, c->add, totals, row, col, rows, cols);
+}
+
+/* Where the segment of column k ends. */
+static int64_t segment_end(const struct operand *o, int64_t k) {
+  return gemm_has_outer(&o->encoding) && o->segment > 0 ? (k / o->segment + 1) * o->segment : o->cols;
+}
+
+static int64_t pair_segment_end(const struct contraction *c, int64_t k) {
+  int64_t a = segment_end(c->a, k), b = segment_end(c->b, k);
+  return a < b ? a : b;
+}
+
+static void run_slice(struct cpu_device *d, struct contraction *c) {
+  int64_t strips_a = ceil_div(c->rows.count, GEMM_TILE_ROWS), strips_b = ceil_div(c->cols.count, GEMM_TILE_COLS);
+  c->groups = ceil_div(c->depth.count, CONTRACT_GROUP);
+  int64_t strip_bytes = GEMM_TILE_COLS * c->groups * CONTRACT_GROUP * c->kernel->element_bytes;
+  c->resident = strip_bytes < RESIDENT_BYTES ? RESIDENT_BYTES / strip_bytes : 1;
+  int64_t packs = (c->pack_a ? strips_a : 0) + (c->pack_b ? strips_b : 0);
+  if (packs) threads_run(d->threads, packs, pack_task, c);
+  threads_run(d->threads, strips_a * strips_b, tile_task, c);
 }
 
 static void run_block(struct cpu_device *d, struct contraction *c) {
-  int64_t strips_a = ceil_div(c->rows.count, GEMM_TILE_ROWS), strips_b = ceil_div(c->cols.count, GEMM_TILE_COLS);
   int64_t k = c->a->cols;
-  for (int64_t at = 0; at < k; at += c->deepest) {
-    c->depth = (struct span){at, k - at < c->deepest ? k - at : c->deepest};
-    c->groups = ceil_div(c->depth.count, CONTRACT_GROUP);
-    int64_t strip_bytes = GEMM_TILE_COLS * c->groups * CONTRACT_GROUP * c->kernel->element_bytes;
-    c->resident = strip_bytes < RESIDENT_BYTES ? RESIDENT_BYTES / strip_bytes : 1;
-    c->first_slice = at == 0;
-    c->last_slice = at + c->deepest >= k;
-    int64_t packs = (c->pack_a ? strips_a : 0) + (c->pack_b ? strips_b : 0);
-    if (packs) threads_run(d->threads, packs, pack_task, c);
-    threads_run(d->threads, strips_a * strips_b, tile_task, c);
+  for (int64_t begin = 0, end; begin < k; begin = end) {
+    end = pair_segment_end(c, begin);
+    c->first_segment = begin == 0;
+    c->last_segment = end == k;
+    for (int64_t at = begin; at < end; at += c->deepest) {
+      c->depth = (struct span){at, end - at < c->deepest ? end - at : c->deepest};
+      c->first_slice = at == begin;
+      c->last_slice = at + c->deepest >= end;
+      run_slice(d, c);
+    }
   }
 }
 
@@ -258,11 +252,26 @@ static int64_t strips_at_once(int64_t rows, int64_t strip_rows, int64_t depth, i
   return strips < all ? strips : all;
 }
 
-static bool exact_in_bf16(const struct encoding *e) { return e->format == FORMAT_BF16 || e->format == FORMAT_MXFP4; }
+/* ---- what is asked ----------------------------------------------------------- */
 
-static bool is_executed(const struct device *d, const struct operand *o) {
-  return !cpu_refuse_encoding(d, &o->encoding, o->view) &&
-         (encoding_is_plain(&o->encoding) || (o->cols % CONTRACT_GROUP == 0 && o->scales));
+/* Columns are whole blocks; segments are of whole groups, or of whole blocks of NVFP4. */
+static bool is_whole(const struct operand *o) {
+  switch (o->encoding.format) {
+    case FORMAT_F32:
+    case FORMAT_BF16: return true;
+    case FORMAT_E4M3:
+    case FORMAT_E5M2: return o->segment <= 0 || (o->cols % o->segment == 0 && o->segment % CONTRACT_GROUP == 0);
+    case FORMAT_MXFP4: return o->cols % CONTRACT_GROUP == 0;
+    case FORMAT_NVFP4:
+    case FORMAT_NVFP4_LOCAL:
+      return o->cols % HALF_GROUP == 0 && (o->segment <= 0 || (o->cols % o->segment == 0 && o->segment % HALF_GROUP == 0));
+  }
+  return false;
+}
+
+static bool is_complete(const struct operand *o) {
+  return o->codes && (o->scales || operand_scale_bytes(&o->encoding, o->rows, o->cols) == 0) &&
+         (o->outer || !gemm_has_outer(&o->encoding));
 }
 
 static char *carve(char **at, int64_t bytes) {
@@ -273,40 +282,39 @@ static char *carve(char **at, int64_t bytes) {
 
 int64_t cpu_contract_scratch_bytes(const struct extent *x, int threads) {
   (void)x; /* blocks are of a fixed size */
-  return ALIGNMENT + 2 * (int64_t)BLOCK_BYTES + DEEP_ROWS * DEEP_COLS * TILE * (int64_t)sizeof(float) +
+  return ALIGNMENT + 2 * (int64_t)BLOCK_BYTES + 2 * DEEP_ROWS * DEEP_COLS * TILE * (int64_t)sizeof(float) +
          2 * STRIPS_MOST * (int64_t)sizeof(int) + threads * (int64_t)WORKER_BYTES;
 }
 
 void cpu_contract(struct device *device, struct matrix *out, const struct operand *a, const struct operand *b,
                   const struct matrix *add) {
   struct cpu_device *d = cpu_of(device);
-  CPU_REQUIRE(is_executed(device, a) && is_executed(device, b), "operand encoding is not executed, or its cols are not whole blocks");
+  CPU_REQUIRE(is_whole(a) && is_whole(b), "unknown format, or cols or segments are not whole blocks");
+  CPU_REQUIRE(is_complete(a) && is_complete(b), "an operand lacks codes, scales or outer factors");
   CPU_REQUIRE(a->rows > 0 && b->rows > 0 && a->cols > 0, "empty operand");
   CPU_REQUIRE(a->cols == b->cols, "operands differ in cols");
   CPU_REQUIRE(out->rows == a->rows && out->cols == b->rows, "out is not [a.rows, b.rows]");
-  CPU_REQUIRE(!add || (add->dtype == out->dtype && add->rows == out->rows && add->cols == out->cols),
-              "add differs from out in shape or type");
+  CPU_REQUIRE(!add || ((add->dtype == out->dtype || add->dtype == DTYPE_F32) && add->rows == out->rows && add->cols == out->cols),
+              "add differs from out in shape, or in type and is not FP32");
   CPU_REQUIRE(d->scratch_bytes >= cpu_contract_scratch_bytes(NULL, threads_count(d->threads)), "scratch too small");
 
   struct choice isa = current_choice();
-  bool bf16 = isa.bf16 && exact_in_bf16(&a->encoding) && exact_in_bf16(&b->encoding);
-  /* Codes of MXFP4 are those of 6 z / s. */
-  int sixths = (a->encoding.format == FORMAT_MXFP4) + (b->encoding.format == FORMAT_MXFP4);
-  struct contraction c = {.out = out, .a = a, .b = b, .add = add,
-                          .factor = sixths == 2 ? 1.0f / 36.0f : sixths == 1 ? 1.0f / 6.0f : 1.0f,
-                          .kernel = bf16 ? isa.bf16 : isa.fma, .in_f32 = isa.fma};
+  bool bf16 = isa.bf16 && a->encoding.format != FORMAT_F32 && b->encoding.format != FORMAT_F32;
+  struct contraction c = {.out = out, .a = a, .b = b, .add = add, .kernel = bf16 ? isa.bf16 : isa.fma, .in_f32 = isa.fma};
   char *at = d->scratch + (-(uintptr_t)d->scratch & (ALIGNMENT - 1));
   c.panels_a = carve(&at, BLOCK_BYTES);
   c.panels_b = carve(&at, BLOCK_BYTES);
   char *sums = carve(&at, DEEP_ROWS * DEEP_COLS * TILE * (int64_t)sizeof(float));
+  char *totals = carve(&at, DEEP_ROWS * DEEP_COLS * TILE * (int64_t)sizeof(float));
   c.exponent_a = (int *)(void *)carve(&at, STRIPS_MOST * sizeof(int));
   c.exponent_b = (int *)(void *)carve(&at, STRIPS_MOST * sizeof(int));
   c.workers = at;
 
   int bytes = c.kernel->element_bytes;
   c.deepest = ROW_BYTES / bytes;
-  bool one_slice = a->cols <= c.deepest;
+  bool one_segment = pair_segment_end(&c, 0) == a->cols, one_slice = one_segment && a->cols <= c.deepest;
   if (!one_slice) c.sums = (float *)(void *)sums;
+  if (!one_segment) c.totals = (float *)(void *)totals;
   int64_t depth = one_slice ? a->cols : c.deepest;
   int64_t rows = GEMM_TILE_ROWS * strips_at_once(a->rows, GEMM_TILE_ROWS, depth, bytes, one_slice ? STRIPS_MOST : DEEP_ROWS);
   int64_t cols = GEMM_TILE_COLS * strips_at_once(b->rows, GEMM_TILE_COLS, depth, bytes, one_slice ? STRIPS_MOST : DEEP_COLS);

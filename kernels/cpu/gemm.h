@@ -1,17 +1,37 @@
-/* The definition of a contraction's sum, and what the files that compute it share.
+/* The definition of a contraction's outputs, and what the files that compute them share.
  *
- *   acc = +0
- *   for each group of 32 consecutive k (the last one padded with zeros):
- *     even = +0;  for k even in the group, ascending: even = fma(a_k, b_k, even)
- *     odd  = +0;  for k odd  in the group, ascending: odd  = fma(a_k, b_k, odd)
- *     acc  = acc + (even + odd)
- *   r = acc * factor                    factor: 1, 1/36 (MX x MX), 1/6 (MX x plain)
- *   r = r + add                         where there is an addend
- *   out = round(r)                      a NaN becomes the quiet NaN 7fc00000 (BF16 7fc0)
+ *   for each segment of the columns, ascending:
+ *     acc = +0
+ *     for each group of 32 consecutive k of the segment, the first at its beginning
+ *     (the last one padded with zeros):
+ *       even = +0;  for k even in the group, ascending: even = fma(a_k, b_k, even)
+ *       odd  = +0;  for k odd  in the group, ascending: odd  = fma(a_k, b_k, odd)
+ *       acc  = acc + (even + odd)
+ *     t = acc * ((outer_a * outer_b) * constant)
+ *     r = t               in the first segment, after it
+ *     r = r + t
+ *   r = r + add           where there is an addend
+ *   out = round(r)        a NaN becomes the quiet NaN 7fc00000 (BF16 7fc0)
  *
- * a_k, b_k are the operands decoded to FP32, exactly.  Decoded MXFP4 is six times
- * its value, code * 2^(byte - 127) (mxfp4_decode in kernels/formats.h, which also
- * says where that is infinite); the factor makes up for it.
+ * in FP32 throughout.  a_k, b_k are the operands' elements, decoded exactly:
+ *
+ *   format               element                   outer      divisor
+ *   F32, BF16            the number                1          1
+ *   E4M3, E5M2           the code                  its own    1
+ *   MXFP4                code * 2^(byte - 127)     1          6 (1 by SCALE_MX_FLOOR)
+ *   NVFP4                code * E4M3 scale         its own    2688 (1536 by SCALE_TENSOR_4OVER6)
+ *   NVFP4_LOCAL          code * E4M3 scale         its own    1
+ *
+ *   constant = (float)(1.0 / (divisor_a * divisor_b))   the quotient in FP64
+ *
+ * A NaN scale makes its whole block NaN; formats.h says where MXFP4 is infinite.
+ * An outer factor belongs to a row of its operand and a segment: a run of
+ * columns over which neither operand's outer changes (one, of all columns,
+ * where no operand has segments).  Its columns begin at a multiple of 16, and
+ * of 32 unless an NVFP4 operand has segments.  An outer of 0 makes t a zero,
+ * whatever the codes say, unless acc is not finite.  With one segment this is
+ * Transformer Engine's order: amax_a * amax_b * (1 / (6 * 6 * 448 * 448)), once,
+ * after full accumulation, then D += C.
  *
  * The order does not depend on tiles, threads or instruction set.  It is the
  * order in which Intel AMX accumulates BF16 pairs (Intel's description of
@@ -58,6 +78,26 @@ struct gemm_kernel {
   void (*unpack_second)(float *panels, int width, const void *packed, int64_t rows, int64_t panel_groups,
                         int64_t group, int64_t groups);
 };
+
+/* The constant of a pair. */
+float gemm_constant(const struct encoding *a, const struct encoding *b);
+
+/* ---- the end of a tile's sums (gemm_epilogue.c) ----------------------------
+ * Tiles are rows x cols, rows GEMM_TILE_COLS apart. */
+
+/* A segment's sums become t of the definition in `totals` (first: assigned; else
+ * added).  `row`, `col`: the tile's place in out; `k`: a column of the segment. */
+void gemm_end_segment(float *totals, const float *sums, const struct operand *a, const struct operand *b, int64_t row,
+                      int64_t col, int64_t k, int64_t rows, int64_t cols, bool first);
+
+/* Adds the addend, if any, and writes; `totals` is overwritten. */
+void gemm_write(struct matrix *out, const struct matrix *add, float *totals, int64_t row, int64_t col, int64_t rows,
+                int64_t cols);
+
+/* ---- kernels ---------------------------------------------------------------- */
+
+/* True where an operand's encoding has outer factors. */
+bool gemm_has_outer(const struct encoding *e);
 
 /* Kernels for operands of any format, packed as FP32, best first (gemm_fma.c).
  * NULL past the last. */

@@ -9,8 +9,9 @@
  * one of 2^(e_a + e_b - 268), and so is every chain and sum, before and after
  * it is rounded: none is subnormal when that is at least 2^-126.
  *
- * Operands in BF16 and MXFP4 are exact in BF16, MXFP4's overflow to infinity
- * included (formats.h).
+ * Operands in every format but FP32 are exact in BF16: E4M3 and E5M2, E2M1 times
+ * an E4M3 scale (six significant bits at most), and MXFP4, its overflow to
+ * infinity included (formats.h).
  */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/gemm.h"
@@ -28,6 +29,7 @@
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,amx-tile,amx-bf16")))
 
 enum {
+  HALF_GROUP = CONTRACT_GROUP / 2, /* columns between changes of an NVFP4 scale */
   SIDE = 16,                       /* a tile: 16 rows of 16 words, a word a pair of BF16 */
   TILE_BYTES = SIDE * SIDE * 4,
   PANEL = 2 * SIDE,                /* rows of a panel; in a group, two tiles one after the other */
@@ -38,12 +40,29 @@ static bool exact(int first_exponent, int second_exponent) {
   return first_exponent > 0 && second_exponent > 0 && first_exponent + second_exponent >= 268 - 126;
 }
 
+/* Elements as BF16: by scale byte (E8M0, E4M3) and E2M1 code, and by byte without sign. */
+static uint16_t code_table[2][256][16], byte_table[2][128];
+
+static void fill_tables(void) {
+  for (uint32_t byte = 0; byte < 256; byte++)
+    for (uint32_t code = 0; code < 16; code++) {
+      code_table[0][byte][code] = (uint16_t)(f32_bits(mxfp4_decode(code, byte)) >> 16);
+      code_table[1][byte][code] = (uint16_t)(f32_bits(e2m1_decode(code) * e4m3_decode(byte)) >> 16);
+    }
+  for (uint32_t byte = 0; byte < 128; byte++) {
+    byte_table[0][byte] = (uint16_t)(f32_bits(e4m3_decode(byte)) >> 16);
+    byte_table[1][byte] = (uint16_t)(f32_bits(e5m2_decode(byte)) >> 16);
+  }
+}
+
 static bool usable(void) {
   if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
       !__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16"))
     return false;
   /* Linux grants a process the tile registers on demand (ARCH_REQ_XCOMP_PERM, component 18). */
-  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  if (syscall(SYS_arch_prctl, 0x1023, 18) != 0) return false;
+  fill_tables();
+  return true;
 }
 
 /* ---- packing ---------------------------------------------------------------
@@ -75,23 +94,44 @@ TARGET static inline void transpose(__m512i t[SIDE]) {
 
 static inline uint32_t low_bits(int64_t n) { return n >= 32 ? 0xffffffffu : (1u << n) - 1u; }
 
-/* 32 codes with one scale. */
-TARGET static inline __m512i decode_mxfp4(const uint8_t *codes, uint32_t byte) {
-  const __m512i magnitudes = _mm512_broadcast_i64x4(
-      _mm256_setr_epi16(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, (short)0x8000, (short)0xbf00,
-                        (short)0xbf80, (short)0xbfc0, (short)0xc000, (short)0xc040, (short)0xc080, (short)0xc0c0));
-  __m512i table;
-  if (byte >= 2 && byte <= 252) { /* normal and finite for every code: the exponent moves */
-    table = _mm512_mask_add_epi16(magnitudes, 0xfefefefeu, magnitudes, _mm512_set1_epi16((short)(((int)byte - 127) * 128)));
-  } else {
-    uint16_t slow[32] = {0};
-    for (uint32_t c = 0; c < 16; c++) slow[c] = (uint16_t)(f32_bits(mxfp4_decode(c, byte)) >> 16);
-    table = _mm512_loadu_si512(slow);
+/* E2M1 codes of columns [k, k + n), k and n multiples of 16: two scales a row, equal where MXFP4's blocks lie so. */
+TARGET static inline void load_codes(__m512i *t, const struct operand *o, int64_t row, int64_t rows, int64_t k,
+                                     int64_t n) {
+  bool mx = o->encoding.format == FORMAT_MXFP4;
+  uint16_t (*const table)[16] = code_table[mx ? 0 : 1];
+  int64_t block = mx ? CONTRACT_GROUP : HALF_GROUP, scale_cols = o->cols / block;
+  const uint8_t *codes = o->codes + row * (o->cols / 2) + k / 2;
+  /* `row` is a multiple of 16: in the scales' layout its tile's rows are 16 bytes apart. */
+  const uint8_t *first = o->scales + operand_scale_offset(row, k / block, scale_cols), *second = first;
+  if (n > HALF_GROUP) second = o->scales + operand_scale_offset(row, (k + HALF_GROUP) / block, scale_cols);
+  const __m512i low_nibbles = _mm512_set1_epi32(0x000f000f);
+  const __m512i half = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
+  __mmask16 bytes = (__mmask16)low_bits(n / 2);
+  __mmask32 mask = low_bits(n);
+  for (int64_t r = 0; r < rows; r++) {
+    __m256i low = _mm256_loadu_si256((const void *)table[first[r * 16]]);
+    __m256i high = _mm256_loadu_si256((const void *)table[second[r * 16]]);
+    __m512i pairs = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(bytes, codes + r * (o->cols / 2)));
+    pairs = _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
+    __m512i indices = _mm512_or_si512(_mm512_and_si512(pairs, low_nibbles), half);
+    t[r] = _mm512_maskz_permutexvar_epi16(mask, indices, _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
   }
-  __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)codes));
-  __m512i indices = _mm512_or_si512(_mm512_and_si512(pairs, _mm512_set1_epi32(0x0f)),
-                                    _mm512_slli_epi32(_mm512_and_si512(pairs, _mm512_set1_epi32(0xf0)), 12));
-  return _mm512_permutexvar_epi16(indices, table);
+}
+
+/* E4M3 or E5M2. */
+TARGET static inline void load_bytes(__m512i *t, const struct operand *o, int64_t row, int64_t rows, int64_t k,
+                                     int64_t n) {
+  const uint16_t *table = byte_table[o->encoding.format == FORMAT_E4M3 ? 0 : 1];
+  const __m512i t0 = _mm512_loadu_si512(table), t1 = _mm512_loadu_si512(table + 32);
+  const __m512i t2 = _mm512_loadu_si512(table + 64), t3 = _mm512_loadu_si512(table + 96);
+  const uint8_t *codes = o->codes + row * o->cols + k;
+  __mmask32 mask = low_bits(n);
+  for (int64_t r = 0; r < rows; r++) {
+    __m512i x = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(mask, codes + r * o->cols));
+    __mmask32 upper = _mm512_test_epi16_mask(x, _mm512_set1_epi16(0x40));
+    __m512i magnitude = _mm512_mask_blend_epi16(upper, _mm512_permutex2var_epi16(t0, x, t1), _mm512_permutex2var_epi16(t2, x, t3));
+    t[r] = _mm512_or_si512(magnitude, _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8));
+  }
 }
 
 /* Columns [k, k + n), n <= 32, of rows [row, row + rows): a row of the operand in each row. */
@@ -99,15 +139,18 @@ TARGET static inline void load_rows(__m512i t[SIDE], const struct operand *o, in
                                     int64_t n) {
   int64_t whole = rows < SIDE ? rows : SIDE;
   for (int64_t r = whole; r < SIDE; r++) t[r] = _mm512_setzero_si512();
-  if (o->encoding.format == FORMAT_MXFP4) {
-    const uint8_t *codes = o->codes + row * (o->cols / 2) + k / 2;
-    /* `row` is a multiple of 16: in the scales' layout its tile's rows are 16 bytes apart. */
-    const uint8_t *scales = o->scales + operand_scale_offset(row, k / CONTRACT_GROUP, o->cols / CONTRACT_GROUP);
-    for (int64_t r = 0; r < whole; r++) t[r] = decode_mxfp4(codes + r * (o->cols / 2), scales[r * 16]);
-  } else {
-    const uint8_t *from = o->codes + 2 * (row * o->cols + k);
-    __mmask32 mask = low_bits(n);
-    for (int64_t r = 0; r < whole; r++) t[r] = _mm512_maskz_loadu_epi16(mask, from + r * 2 * o->cols);
+  switch (o->encoding.format) {
+    case FORMAT_MXFP4:
+    case FORMAT_NVFP4:
+    case FORMAT_NVFP4_LOCAL: load_codes(t, o, row, whole, k, n); break;
+    case FORMAT_E4M3:
+    case FORMAT_E5M2: load_bytes(t, o, row, whole, k, n); break;
+    case FORMAT_F32: /* not here */
+    case FORMAT_BF16: {
+      const uint8_t *from = o->codes + 2 * (row * o->cols + k);
+      __mmask32 mask = low_bits(n);
+      for (int64_t r = 0; r < whole; r++) t[r] = _mm512_maskz_loadu_epi16(mask, from + r * 2 * o->cols);
+    }
   }
 }
 

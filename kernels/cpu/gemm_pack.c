@@ -12,7 +12,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/formats.h"
 
-enum { MX_BLOCK = 32, PIECE = 128, WIDEST_PANEL = 32 };
+enum { HALF_GROUP = CONTRACT_GROUP / 2, PIECE = 128, WIDEST_PANEL = 32 };
 
 CPU_CLONES static void widen_bf16(float *restrict values, const uint8_t *restrict source, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
@@ -30,20 +30,54 @@ static void load_plain(float *values, const struct operand *o, int64_t first, in
     widen_bf16(values, o->codes + 2 * first, n);
 }
 
-/* Elements [k, k + n) of a row of an MXFP4 operand; k and n are multiples of 32. */
-static void load_mxfp4(float *values, const struct operand *o, int64_t row, int64_t k, int64_t n) {
-  const uint8_t *codes = o->codes + (row * o->cols + k) / 2;
-  int64_t scale_cols = o->cols / MX_BLOCK;
-  for (int64_t block = 0; block < n / MX_BLOCK; block++) {
-    uint32_t byte = o->scales[operand_scale_offset(row, k / MX_BLOCK + block, scale_cols)];
-    float table[16];
-    for (uint32_t c = 0; c < 16; c++) table[c] = mxfp4_decode(c, byte);
-    for (int j = 0; j < MX_BLOCK / 2; j++) {
-      values[2 * j] = table[codes[j] & 15];
-      values[2 * j + 1] = table[codes[j] >> 4];
-    }
-    codes += MX_BLOCK / 2;
-    values += MX_BLOCK;
+typedef uint32_t bits8 __attribute__((vector_size(32)));
+typedef float float8 __attribute__((vector_size(32)));
+
+/* n elements of E2M1 codes, with a scale for each 16 of them: e2m1_decode, eight at once. */
+CPU_CLONES static void decode_codes(float *restrict values, const uint8_t *restrict codes, const float *restrict scales,
+                                    int64_t n) {
+  for (int64_t i = 0; i < n; i += 8) {
+    const uint8_t *from = codes + i / 2;
+    uint32_t eight = from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
+    bits8 code = eight >> (bits8){0, 4, 8, 12, 16, 20, 24, 28}, magnitude = code & 7;
+    bits8 nonzero = (bits8)(magnitude > 0), normal = (bits8)(magnitude > 1);
+    bits8 bits = ((magnitude << 22) + 0x3F000000u) & nonzero & (normal | 0xFF800000u);
+    float8 x = (float8)(bits | (code & 8) << 28) * scales[i / HALF_GROUP];
+    memcpy(values + i, &x, sizeof x);
+  }
+}
+
+CPU_CLONES static void decode_e4m3(float *restrict values, const uint8_t *restrict codes, int64_t n) {
+  for (int64_t i = 0; i < n; i++) values[i] = e4m3_decode(codes[i]);
+}
+
+CPU_CLONES static void decode_e5m2(float *restrict values, const uint8_t *restrict codes, int64_t n) {
+  for (int64_t i = 0; i < n; i++) values[i] = e5m2_decode(codes[i]);
+}
+
+/* Elements [k, k + n) of a row of E2M1 codes; k and n are multiples of 16, n is at most PIECE. */
+static void load_codes(float *values, const struct operand *o, int64_t row, int64_t k, int64_t n) {
+  bool mx = o->encoding.format == FORMAT_MXFP4;
+  int64_t block = mx ? CONTRACT_GROUP : HALF_GROUP;
+  float scales[PIECE / HALF_GROUP];
+  for (int64_t i = 0; i < n / HALF_GROUP; i++) {
+    uint32_t byte = o->scales[operand_scale_offset(row, (k + i * HALF_GROUP) / block, o->cols / block)];
+    scales[i] = mx ? e8m0_decode(byte) : e4m3_decode(byte);
+  }
+  decode_codes(values, o->codes + (row * o->cols + k) / 2, scales, n);
+}
+
+/* Elements [k, k + n) of a row that is contiguous. */
+static void load_row(float *values, const struct operand *o, int64_t row, int64_t k, int64_t n) {
+  int64_t first = row * o->cols + k;
+  switch (o->encoding.format) {
+    case FORMAT_F32:
+    case FORMAT_BF16: load_plain(values, o, first, n); break;
+    case FORMAT_E4M3: decode_e4m3(values, o->codes + first, n); break;
+    case FORMAT_E5M2: decode_e5m2(values, o->codes + first, n); break;
+    case FORMAT_MXFP4:
+    case FORMAT_NVFP4:
+    case FORMAT_NVFP4_LOCAL: load_codes(values, o, row, k, n); break;
   }
 }
 
@@ -87,18 +121,14 @@ static void pack_rows(float *panel, int width, const struct operand *o, int64_t 
   float buffer[WIDEST_PANEL * PIECE];
   for (int64_t done = 0; done < cols; done += PIECE) {
     int64_t n = cols - done < PIECE ? cols - done : PIECE, whole = round_up(n, CONTRACT_GROUP);
-    int64_t first = row * o->cols + k + done;
     if (o->encoding.format == FORMAT_F32 && rows == width && n == whole) {
-      transpose(panel + done * width, width, (const float *)(const void *)o->codes + first, o->cols, n);
+      transpose(panel + done * width, width, (const float *)(const void *)o->codes + row * o->cols + k + done, o->cols, n);
       continue;
     }
     for (int64_t r = 0; r < width; r++) {
       float *values = buffer + r * PIECE;
       int64_t filled = r < rows ? n : 0;
-      if (filled && o->encoding.format == FORMAT_MXFP4)
-        load_mxfp4(values, o, row + r, k + done, n);
-      else if (filled)
-        load_plain(values, o, first + r * o->cols, n);
+      if (filled) load_row(values, o, row + r, k + done, n);
       memset(values + filled, 0, (size_t)(whole - filled) * sizeof(float));
     }
     transpose(panel + done * width, width, buffer, PIECE, whole);
