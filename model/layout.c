@@ -28,19 +28,18 @@ struct source {
   int64_t rows, cols, arm;
 };
 
-/* Which rows and columns of the operand share an outer factor.  Arms are rows
- * of W and columns of dY; along rows of an operand a route's strips divide
- * them (route_check), along its contraction each is a segment. */
-static void set_outers(struct operand *o, const struct source *s) {
-  bool arms = s->arm > 0 && s->tensor != TENSOR_X;
-  bool along_rows = s->tensor == TENSOR_W ? o->view == VIEW_ROW : o->view == VIEW_COLUMN;
+/* Arms are rows of W and columns of dY; along rows of an operand a route's strips
+ * divide them (route_check), along its contraction each is a segment. */
+void linear_set_outers(struct operand *o, enum tensor t, int64_t arm) {
+  bool arms = arm > 0 && t != TENSOR_X;
+  bool along_rows = t == TENSOR_W ? o->view == VIEW_ROW : o->view == VIEW_COLUMN;
   switch (o->encoding.scale) {
     case SCALE_ROW: o->strip = 1; break;
     case SCALE_LOCAL_FAITHFUL:
     case SCALE_LOCAL_POW2:
       o->strip = o->encoding.strip;
-      if (arms && along_rows && o->strip == 0) o->strip = s->arm;
-      if (arms && !along_rows) o->segment = s->arm;
+      if (arms && along_rows && o->strip == 0) o->strip = arm;
+      if (arms && !along_rows) o->segment = arm;
       break;
     case SCALE_NONE:
     case SCALE_MX_ENCODE:
@@ -60,7 +59,7 @@ static struct operand operand_take(struct arena *a, enum arena_category c, const
   o.encoding = *encoding;
   o.rows = view == VIEW_ROW ? s.rows : s.cols;
   o.cols = view == VIEW_ROW ? s.cols : s.rows;
-  set_outers(&o, &s);
+  linear_set_outers(&o, s.tensor, s.arm);
   o.codes = arena_take(a, c, operand_code_bytes(encoding, o.rows, o.cols), 1);
   o.scales = arena_take(a, c, operand_scale_bytes(encoding, o.rows, o.cols), 1);
   o.outer = floats_take(a, c, operand_outer_count(&o));
@@ -118,7 +117,7 @@ static void place_parameters(struct model *m, struct arena *a) {
       struct linear_shape shape = linear_shape(&m->extent, (enum linear_site)site);
       int64_t first = param_offset(m, layer, first_of[site]);
       l->source = parameter(m, first, shape.n, shape.k);
-      l->arm = site == LINEAR_GATE_UP ? m->config.ffn_size : 0;
+      l->arm = linear_arm(&m->extent, (enum linear_site)site);
       l->gradient = matrix_at(gradient(m, first), DTYPE_F32, shape.n, shape.k);
     }
   }

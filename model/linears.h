@@ -15,6 +15,15 @@ static inline uint32_t linear_draw(enum linear_site site) {
 
 enum tensor { TENSOR_X, TENSOR_W, TENSOR_DY, TENSOR_COUNT };
 
+/* Width of the two outputs in one matrix (W1|W3); 0 where there is one. */
+static inline int64_t linear_arm(const struct extent *x, enum linear_site site) {
+  return site == LINEAR_GATE_UP ? x->ffn_size : 0;
+}
+
+/* Which rows (o->strip) and columns (o->segment) of a packed operand share an
+ * outer factor; its encoding and view are set. */
+void linear_set_outers(struct operand *o, enum tensor t, int64_t arm);
+
 /* Y [tokens, n] = X [tokens, k] W [n, k]^T */
 struct linear_shape {
   int64_t n, k;

@@ -87,7 +87,7 @@ static void check_span(struct problems *p, int *refused, const struct route *r, 
   char subject[64];
   for (int i = 0; i < LINEAR_SITES; i++)
     sites[i] = (struct site){.name = linear_name((enum linear_site)i), .shape = linear_shape(x, (enum linear_site)i),
-                             .arm = i == LINEAR_GATE_UP ? x->ffn_size : 0};
+                             .arm = linear_arm(x, (enum linear_site)i)};
   (void)snprintf(subject, sizeof subject, "blocks %d-%d", span->first, span->last);
   check_linear(p, refused, r, &span->linear, subject, sites, LINEAR_SITES, x, d);
 }

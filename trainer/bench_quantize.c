@@ -28,6 +28,10 @@ static const struct contraction {
 static const enum operand_role roles[TENSOR_COUNT][2] = {
     [TENSOR_X] = {FPROP_X, WGRAD_X}, [TENSOR_W] = {FPROP_W, DGRAD_W}, [TENSOR_DY] = {DGRAD_DY, WGRAD_DY}};
 
+static enum tensor tensor_of(enum operand_role role) {
+  return role == FPROP_X || role == WGRAD_X ? TENSOR_X : role == FPROP_W || role == DGRAD_W ? TENSOR_W : TENSOR_DY;
+}
+
 /* Pooled over all linears, each counting alike. */
 struct pool {
   double energy, cosine, gain; /* sums; energy of the error relative to the result's */
@@ -103,11 +107,9 @@ static bool contract(struct job *j, const struct operand *a, const struct operan
 }
 
 static struct operand plain_operand(const struct tensors *t, enum operand_role role, enum format f) {
-  for (int i = 0; i < TENSOR_COUNT; i++)
-    for (int view = 0; view < 2; view++)
-      if (roles[i][view] == role)
-        return operand_of_matrix(f == FORMAT_BF16 ? &t->half[i] : &t->wide[i], (enum view)view);
-  return (struct operand){0};
+  const enum tensor which = tensor_of(role);
+  return operand_of_matrix(f == FORMAT_BF16 ? &t->half[which] : &t->wide[which],
+                           roles[which][VIEW_ROW] == role ? VIEW_ROW : VIEW_COLUMN);
 }
 
 static bool load(struct job *j, struct tensors *t, struct error *e) {
@@ -147,11 +149,10 @@ static bool take_operands(struct job *j, struct device *d, const struct linear_r
     struct operand *p = &o->of[role];
     *p = plain_operand(t, (enum operand_role)role, encoding->format);
     if (encoding_is_plain(encoding)) continue;
-    const bool arms = role == DGRAD_DY && t->entry[TENSOR_DY]->site == LINEAR_GATE_UP;
     p->encoding = *encoding;
     p->codes = p->scales = NULL;
-    p->strip = encoding->scale == SCALE_ROW ? 1 : encoding->strip;
-    p->segment = arms && encoding->format == FORMAT_NVFP4_LOCAL ? j->capture.header.extent.ffn_size : 0;
+    linear_set_outers(p, tensor_of((enum operand_role)role),
+                      linear_arm(&j->capture.header.extent, t->entry[TENSOR_X]->site));
     const size_t codes = (size_t)operand_code_bytes(encoding, p->rows, p->cols);
     const size_t scales = (size_t)operand_scale_bytes(encoding, p->rows, p->cols);
     const size_t outer = (size_t)operand_outer_count(p) * sizeof(float);
@@ -226,10 +227,6 @@ static json_t *operand_object(const struct operand *o, const struct quality *q, 
   return object;
 }
 
-static enum tensor tensor_of(enum operand_role role) {
-  return role == FPROP_X || role == WGRAD_X ? TENSOR_X : role == FPROP_W || role == DGRAD_W ? TENSOR_W : TENSOR_DY;
-}
-
 static bool measure_route(struct job *j, const struct tensors *t, int r, struct error *e) {
   const struct capture_entry *x = t->entry[TENSOR_X];
   const struct linear_route *route = route_linear(&j->route[r], (int)x->block - 1);
@@ -267,7 +264,7 @@ static bool measure_route(struct job *j, const struct tensors *t, int r, struct 
     record_real(object, "reference_energy", all.reference);
     json_object_set_new(object, "a", operand_object(a, &q[c->a], na, c->a));
     json_object_set_new(object, "b", operand_object(b, &q[c->b], nb, c->b));
-    bench_row(j->b, object, NULL, "%-20s %-5s  %8.5f %9.6f %8.5f   %8.5f %7.3f%% %7.3f%%   %8.5f %7.3f%% %7.3f%%",
+    bench_row(j->b, object, NULL, "%-26s %-5s  %8.5f %9.6f %8.5f   %8.5f %7.3f%% %7.3f%%   %8.5f %7.3f%% %7.3f%%",
               j->route[r].name, c->name, relative, cosine, gain, quality_relative(&q[c->a]),
               100 * share(na->saturated, na->elements), 100 * share(na->underflowed, na->elements),
               quality_relative(&q[c->b]), 100 * share(nb->saturated, nb->elements),
@@ -302,7 +299,7 @@ static bool measure_linear(struct job *j, const struct tensors *t, struct error 
   const struct matrix *w = &t->half[TENSOR_W];
   bench_title(j->b, "\nupdate %" PRId64 ", block %" PRId64 ", %s: X [%" PRId64 ", %" PRId64 "], W [%" PRId64 ", %" PRId64 "]", x->update,
               x->block, linear_name(x->site), t->half[TENSOR_X].rows, w->cols, w->rows, w->cols);
-  bench_title(j->b, "  %-20s %-5s  %8s %9s %8s   %8s %8s %8s   %8s %8s %8s", "route", "", "rel-L2", "cosine", "gain",
+  bench_title(j->b, "  %-26s %-5s  %8s %9s %8s   %8s %8s %8s   %8s %8s %8s", "route", "", "rel-L2", "cosine", "gain",
               "a rel-L2", "satur.", "underfl.", "b rel-L2", "satur.", "underfl.");
   for (int r = 0; r < j->n_routes; r++)
     if (!measure_route(j, t, r, e)) return false;
@@ -325,7 +322,7 @@ static void summary(struct job *j) {
       record_real(object, "relative_l2", sqrt(p->energy / n));
       record_real(object, "cosine", p->cosine / n);
       record_real(object, "gain", p->gain / n);
-      bench_row(j->b, object, NULL, "%-5s  %-20s %8.5f %9.6f %8.5f", contractions[i].name, j->route[r].name,
+      bench_row(j->b, object, NULL, "%-5s  %-26s %8.5f %9.6f %8.5f", contractions[i].name, j->route[r].name,
                 sqrt(p->energy / n), p->cosine / n, p->gain / n);
     }
 }
@@ -339,7 +336,7 @@ static void ratios(struct job *j) {
     for (int r = 0; r < j->n_routes; r++)
       if (j->pool[r][i].energy > 0) column[n++] = r;
     for (int c = 0; c < n; c++) snprintf(head + strlen(head), sizeof head - strlen(head), " %6d", c + 1);
-    bench_title(j->b, "  %-24s%s", "", head);
+    bench_title(j->b, "  %-30s%s", "", head);
     for (int r = 0; r < n; r++) {
       json_t *object = json_object(), *over = json_object();
       line[0] = 0;
@@ -352,7 +349,7 @@ static void ratios(struct job *j) {
       record_text(object, "contraction", contractions[i].name);
       record_text(object, "route", j->route[column[r]].name);
       json_object_set_new(object, "over", over);
-      bench_row(j->b, object, NULL, "%2d %-20s %s", r + 1, j->route[column[r]].name, line);
+      bench_row(j->b, object, NULL, "%2d %-26s %s", r + 1, j->route[column[r]].name, line);
     }
   }
 }
@@ -407,7 +404,7 @@ static bool measure_speed(struct job *j, const struct tensors *t, struct error *
       record_text(object, "row_encoding", words[0]);
       record_text(object, "column_encoding", words[1]);
       record_real(object, "bytes_per_second_per_core", rate);
-      bench_row(j->b, object, &s, "%-20s %-2s [%" PRId64 ", %" PRId64 "]  %6.2f GB/s of BF16  %s, %s", j->route[r].name,
+      bench_row(j->b, object, &s, "%-26s %-2s [%" PRId64 ", %" PRId64 "]  %6.2f GB/s of BF16  %s, %s", j->route[r].name,
                 tensor_name((enum tensor)i), t->half[i].rows, t->half[i].cols, rate * 1e-9, words[0], words[1]);
     }
     release_operands(x.d, &x.o);
@@ -449,7 +446,7 @@ static bool choose_routes(struct job *j, struct error *e) {
     record_text(object, "row", "left_out");
     record_text(object, "route", name);
     record_text(object, "why", why.message);
-    bench_row(j->b, object, NULL, "%-20s left out: %s", name, why.message);
+    bench_row(j->b, object, NULL, "%-26s left out: %s", name, why.message);
   }
   return j->n_routes > 0 || error_set(e, ERROR_DEVICE, "bench quantize: no route can be executed");
 }
