@@ -87,6 +87,8 @@ struct checkpoint *checkpoint_open_newest(const char *folder, struct error *e) {
   if (!store_list(folder, &updates, &n, e)) return NULL;
   struct checkpoint *k = NULL;
   struct error newest = {0};
+  char gone[STORE_PATH];
+  if (store_latest_dangles(folder, gone)) log_warning("%s/latest points at %s, which is not there", folder, gone);
   for (int i = n - 1; i >= 0 && !k; i--) {
     char path[STORE_PATH];
     struct error damage;

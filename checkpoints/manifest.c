@@ -33,6 +33,22 @@ bool manifest_measure(const char *path, struct manifest_file *f, struct error *e
   return good;
 }
 
+/* The manifest's own digest: of its canonical text without that key. */
+static bool own_digest(const json_t *o, char text[HASH_TEXT]) {
+  char *canonical = json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS);
+  if (!canonical) return false;
+  hash_text(hash_bytes(canonical, strlen(canonical)), text);
+  free(canonical);
+  return true;
+}
+
+static bool intact(json_t *o) {
+  char text[HASH_TEXT], said[HASH_TEXT];
+  snprintf(said, sizeof said, "%s", json_string_value(json_object_get(o, "xxh3_128")));
+  json_object_del(o, "xxh3_128");
+  return own_digest(o, text) && strcmp(text, said) == 0;
+}
+
 bool manifest_write(const char *folder, const struct manifest *m, struct error *e) {
   json_t *o = json_object(), *files = json_array();
   json_object_set_new(o, "format", json_string("fp4d-checkpoint"));
@@ -46,7 +62,11 @@ bool manifest_write(const char *folder, const struct manifest *m, struct error *
   }
   json_object_set_new(o, "files", files);
   json_object_set_new(o, "meta", json_string(m->meta));
-  char *text = json_dumps(o, JSON_INDENT(1));
+  char digest[HASH_TEXT], *text = NULL;
+  if (own_digest(o, digest)) {
+    json_object_set_new(o, "xxh3_128", json_string(digest));
+    text = json_dumps(o, JSON_INDENT(1));
+  }
   json_decref(o);
   if (!text) return error_set(e, ERROR_SYSTEM, "out of memory for the manifest");
   char path[1200];
@@ -67,14 +87,16 @@ static bool parse_file(const json_t *entry, struct manifest_file *f) {
 }
 
 static bool parse(const json_t *o, struct manifest *m) {
+  const json_t *update = json_object_get(o, "update");
   const char *format = json_string_value(json_object_get(o, "format"));
   const char *meta = json_string_value(json_object_get(o, "meta"));
   const json_t *files = json_object_get(o, "files");
   if (!format || strcmp(format, "fp4d-checkpoint") != 0 || !meta || !json_is_array(files) ||
-      json_integer_value(json_object_get(o, "version")) != MANIFEST_VERSION || json_array_size(files) == 0 ||
+      json_integer_value(json_object_get(o, "version")) != MANIFEST_VERSION || json_integer_value(update) < 0 ||
+      !json_is_integer(update) || !json_is_string(json_object_get(o, "xxh3_128")) || json_array_size(files) == 0 ||
       json_array_size(files) > 1 << 20)
     return false;
-  m->update = json_integer_value(json_object_get(o, "update"));
+  m->update = json_integer_value(update);
   m->meta = strdup(meta);
   m->files = calloc(json_array_size(files), sizeof *m->files);
   if (!m->meta || !m->files) return false;
@@ -110,6 +132,8 @@ bool manifest_load(const char *folder, struct manifest *m, struct error *e) {
     error_set(e, ERROR_CHECKPOINT, "%s:%d: %s", path, where.line, where.text);
   else if (!good)
     error_set(e, ERROR_CHECKPOINT, "%s is not a manifest of version %d", path, MANIFEST_VERSION);
+  else if (!intact(o))
+    good = error_set(e, ERROR_CHECKPOINT, "%s is damaged: its digest is not that of its content", path);
   json_decref(o);
   if (!good) manifest_free(m);
   return good;

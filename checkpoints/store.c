@@ -97,6 +97,15 @@ static bool step_aside(const char *folder, int64_t update, char aside[STORE_PATH
   return errno == ENOENT || error_errno(e, ERROR_CHECKPOINT, "cannot replace %s", path);
 }
 
+bool store_latest_dangles(const char *folder, char target[STORE_PATH]) {
+  char latest[STORE_PATH];
+  snprintf(latest, sizeof latest, "%s/latest", folder);
+  ssize_t n = readlink(latest, target, STORE_PATH - 1);
+  if (n < 0 || file_exists(latest)) return false;
+  target[n] = 0;
+  return true;
+}
+
 static bool point_latest(const char *folder, int64_t update, struct error *e) {
   char link[STORE_PATH], latest[STORE_PATH], target[64];
   snprintf(target, sizeof target, "step-%08" PRId64, update);

@@ -17,6 +17,9 @@ void store_temporary_path(const char *folder, int64_t update, char path[STORE_PA
  * whether they are whole is for checkpoint_open to say. */
 bool store_list(const char *folder, int64_t **updates, int *n, struct error *e);
 
+/* Where `latest` points, if that is not there (any more); else false. */
+bool store_latest_dangles(const char *folder, char target[STORE_PATH]);
+
 /* Makes a fully written temporary folder the checkpoint of `update` and points
  * `latest` at it; durable when it returns.  It replaces one of the same update. */
 bool store_publish(const char *folder, int64_t update, struct error *e);

@@ -3,6 +3,7 @@
 BUILD names the build folder (default build).  Every wait has a limit; a process that a test leaves
 behind is killed and fails the test.  Standard library only.
 """
+import contextlib
 import glob
 import json
 import os
@@ -89,6 +90,7 @@ class Result:
 
 class Job:
     """A launched command; its output and every process that it had."""
+    living = []
 
     def __init__(self, command, cwd, prepare=None, **more):
         self.output = tempfile.TemporaryFile(mode="w+", errors="replace")
@@ -97,6 +99,7 @@ class Job:
                                         stdin=subprocess.DEVNULL, cwd=cwd, env={**ENVIRONMENT, **more},
                                         preexec_fn=prepare)
         self.family = set()
+        Job.living.append(self)
 
     def look(self):
         self.family.update(descendants(self.process.pid))
@@ -140,11 +143,22 @@ class Job:
         for p in left + ([self.process.pid] if code is None else []):
             os.kill(p, signal.SIGKILL)
         self.process.wait()
+        Job.living.remove(self)
         text = self.text()
         self.output.close()
         check(code is not None, f"not ended after {limit} s", text)
         check(not left, f"{len(left)} processes outlive the launcher", text)
         return Result(code, text, seconds)
+
+
+def kill_living():
+    """What a failed test left running."""
+    for job in list(Job.living):
+        for pid in job.look() + ([job.process.pid] if job.process.poll() is None else []):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        job.process.wait()
+        Job.living.remove(job)
 
 
 def launcher(np, program=PROGRAM):
@@ -367,6 +381,8 @@ def main(tests, close=None):
             failed += 1
             text = str(why) if isinstance(why, Wrong) else f"{type(why).__name__}: {why}"
             print("\n# ".join(f"not ok {name}: {text}".splitlines()), flush=True)
+        finally:
+            kill_living()
     if close:
         close()
     return 1 if failed else 0

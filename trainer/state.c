@@ -104,12 +104,20 @@ static json_t *detector_to_json(const struct detector *d) {
   return object;
 }
 
-static void detector_from_json(struct detector *d, const json_t *object) {
+/* False where the object is not one that detector_to_json makes. */
+static bool detector_from_json(struct detector *d, const json_t *object) {
   const json_t *values = json_object_get(object, "values");
-  if (json_integer_value(json_object_get(object, "window")) != d->window) return; /* another window: it fills anew */
-  d->count = json_integer_value(json_object_get(object, "count"));
-  for (size_t i = 0; i < json_array_size(values) && i < DETECTOR_WINDOW; i++)
-    d->value[i] = json_real_value(json_array_get(values, i));
+  const int64_t window = json_integer_value(json_object_get(object, "window"));
+  const int64_t count = json_integer_value(json_object_get(object, "count"));
+  if (window < 2 || window > DETECTOR_WINDOW || count < 0 || !json_is_array(values) ||
+      (int64_t)json_array_size(values) != (count < window ? count : window))
+    return false;
+  for (size_t i = 0; i < json_array_size(values); i++)
+    if (!json_is_number(json_array_get(values, i))) return false;
+  if (window != d->window) return true; /* another window: it fills anew */
+  d->count = count;
+  for (size_t i = 0; i < json_array_size(values); i++) d->value[i] = json_number_value(json_array_get(values, i));
+  return true;
 }
 
 static char *meta_make(const struct run *run) {
@@ -162,13 +170,23 @@ static bool read_tensor(struct checkpoint *k, const struct param *p, const char 
   return checkpoint_read(k, &s, 1, e);
 }
 
-static bool checkpoint_has(const struct checkpoint *k, const char *prefix) {
-  const size_t n = strlen(prefix);
+/* Tensors of a kind. */
+static int tensor_number(const struct checkpoint *k, const char *prefix) {
+  const size_t length = strlen(prefix);
+  int n = 0;
   for (int i = 0; i < checkpoint_tensor_count(k); i++) {
     const char *name = checkpoint_tensor(k, i)->name;
-    if (strncmp(name, prefix, n) == 0 && name[n] == '/') return true;
+    n += strncmp(name, prefix, length) == 0 && name[length] == '/';
   }
-  return false;
+  return n;
+}
+
+/* Every parameter is asked for by name; this finds those that nobody asks for. */
+static bool nothing_more(const struct run *run, const struct checkpoint *k, const char *prefix, struct error *e) {
+  const int stored = tensor_number(k, prefix), wanted = model_param_number(run->model);
+  if (stored <= wanted) return true;
+  error_set(e, ERROR_CHECKPOINT, "checkpoint %s holds %d parameters, the model has %d", checkpoint_path(k), stored, wanted);
+  return error_hint(e, "it is of another model: compare model.n_layers and model.tied");
 }
 
 static int64_t largest_param(const struct run *run) {
@@ -190,7 +208,7 @@ static bool read_weights(struct run *run, struct checkpoint *k, struct error *e)
   const struct kernels *ops = run->device->k;
   const enum dtype dtype = run->config.train.param_dtype;
   float *master = model_master(run->model);
-  const bool stored_master = checkpoint_has(k, "master");
+  const bool stored_master = tensor_number(k, "master") > 0;
   if (master && !stored_master) {
     error_set(e, ERROR_CHECKPOINT, "checkpoint %s holds no FP32 master weights", checkpoint_path(k));
     return error_hint(e, "it was written with train.master: false; resume with the same");
@@ -199,6 +217,8 @@ static bool read_weights(struct run *run, struct checkpoint *k, struct error *e)
     error_set(e, ERROR_CHECKPOINT, "checkpoint %s holds FP32 master weights, this run keeps none", checkpoint_path(k));
     return error_hint(e, "resume with train.master: true");
   }
+
+  if (!nothing_more(run, k, stored_master ? "master" : "param", e)) return false;
 
   const size_t n = (size_t)largest_param(run);
   float *wide = stored_master ? malloc(n * sizeof *wide) : NULL;
@@ -256,6 +276,16 @@ static bool hash_from_json(const json_t *value, struct hash *out) {
   return text && sscanf(text, "%16" SCNx64 "%16" SCNx64, &out->high, &out->low) == 2;
 }
 
+static bool counters_from_json(struct run *run, const struct checkpoint *k, const json_t *meta) {
+  run->update = json_integer_value(json_object_get(meta, "update"));
+  run->applied = json_integer_value(json_object_get(meta, "applied"));
+  run->samples = json_integer_value(json_object_get(meta, "samples"));
+  return run->update == checkpoint_update(k) && run->applied >= 0 && run->applied <= run->update && run->samples >= 0 &&
+         run->samples <= INT64_MAX / 4 / run->config.train.seq_len &&
+         detector_from_json(&run->divergence.loss, json_object_get(meta, "loss_window")) &&
+         detector_from_json(&run->divergence.grad_norm, json_object_get(meta, "grad_norm_window"));
+}
+
 bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e) {
   json_error_t where;
   json_t *meta = json_loads(checkpoint_meta(k), 0, &where);
@@ -279,13 +309,8 @@ bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e)
       error_hint(e, "restore the stream, or allow it with --set data.allow_change=true");
     }
   }
-  if (good) {
-    run->update = json_integer_value(json_object_get(meta, "update"));
-    run->applied = json_integer_value(json_object_get(meta, "applied"));
-    run->samples = json_integer_value(json_object_get(meta, "samples"));
-    detector_from_json(&run->divergence.loss, json_object_get(meta, "loss_window"));
-    detector_from_json(&run->divergence.grad_norm, json_object_get(meta, "grad_norm_window"));
-  }
+  if (good && !counters_from_json(run, k, meta))
+    good = error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta holds impossible counts", checkpoint_path(k));
   json_decref(meta);
   return good;
 }
