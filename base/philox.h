@@ -15,6 +15,8 @@
 #define FP4D_INLINE static inline
 #endif
 
+#define PHILOX_ROUNDS 10
+
 struct philox_block {
   uint32_t word[4];
 };
@@ -23,7 +25,7 @@ FP4D_INLINE struct philox_block philox4x32_10(uint64_t key, struct philox_block 
   uint32_t k0 = (uint32_t)key;
   uint32_t k1 = (uint32_t)(key >> 32);
   struct philox_block c = counter;
-  for (int round = 0; round < 10; round++) {
+  for (int round = 0; round < PHILOX_ROUNDS; round++) {
     uint64_t p0 = (uint64_t)0xD2511F53u * c.word[0];
     uint64_t p1 = (uint64_t)0xCD9E8D57u * c.word[2];
     struct philox_block n;

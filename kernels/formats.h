@@ -189,11 +189,13 @@ FP4D_INLINE uint32_t mxfp4_scale_encode(uint32_t amax) {
   return e < 2u ? 2u : e > 254u ? 254u : e;
 }
 
+#define MX_ADAPTIVE_THRESHOLD 0.87f
+
 /* Adaptive rule for 2D weight tiles: half that scale when amax / s < 0.87
  * (the quotient is exact). */
 FP4D_INLINE uint32_t mxfp4_scale_adaptive(uint32_t amax) {
   uint32_t byte = mxfp4_scale_encode(amax);
-  if (byte > 2u && bf16_decode((uint16_t)amax) / e8m0_decode(byte) < 0.87f) byte--;
+  if (byte > 2u && bf16_decode((uint16_t)amax) / e8m0_decode(byte) < MX_ADAPTIVE_THRESHOLD) byte--;
   return byte;
 }
 

@@ -238,6 +238,7 @@ static bool one_update(struct loop *l, struct error *e) {
   timeline_open(&l->time);
   enter(l, PHASE_DATA);
   if (!load_batch(l, &batch, e)) return false;
+  run_set_forward(run, update);
   if (!compute(l, &batch, &signals, e)) return false;
   bool good = optimizer_measure(run, &signals, e);
   divergence_judge(&run->divergence, c, &signals, &judgement);

@@ -40,6 +40,7 @@ json_t *report_record(const struct run *run, const struct update_report *r) {
   record_hash(o, "batch_hash", r->batch_hash);
   record_text(o, "verdict", verdict_name[r->judgement->verdict]);
   if (r->judgement->reason[0]) record_text(o, "reason", r->judgement->reason);
+  if (model_forward_kind(run->model) == FORWARD_PLAIN) record_text(o, "forward", dtype_name(run->config.route.activations));
   record_integer(o, "nonfinite", r->signals->nonfinite);
   record_real(o, "loss_z", r->judgement->loss_z);
   record_real(o, "grad_norm_z", r->judgement->grad_norm_z);

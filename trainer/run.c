@@ -286,6 +286,11 @@ bool run_evaluate(struct run *run, int64_t samples, double *sequence_nll, struct
   return good;
 }
 
+void run_set_forward(struct run *run, int64_t update) {
+  const bool tail = route_in_forward_tail(&run->config.route, update, run->config.train.updates);
+  model_set_forward(run->model, tail ? FORWARD_PLAIN : FORWARD_ROUTE);
+}
+
 bool run_fault(const struct run *run, const char *kind, int64_t update) {
   char name[32];
   long long at;

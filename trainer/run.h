@@ -81,6 +81,9 @@ struct evaluation {
 int64_t run_validation_samples(const struct run *run, int64_t wanted);
 bool run_evaluate(struct run *run, int64_t samples, double *sequence_nll, struct evaluation *out, struct error *e);
 
+/* Sets what fprop contracts to what update `update` (0: before the first) does. */
+void run_set_forward(struct run *run, int64_t update);
+
 /* `fault` of the configuration: is KIND due at this update on this rank? */
 bool run_fault(const struct run *run, const char *kind, int64_t update);
 

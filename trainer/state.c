@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "kernels/formats.h"
 #include "trainer/changes.h"
+#include "trainer/constants.h"
 #include "trainer/record.h"
 #include "trainer/version.h"
 
@@ -135,6 +136,7 @@ static char *meta_make(const struct run *run) {
   record_hash(meta, "config_hash", run->config_hash);
   record_hash(meta, "init_hash", run->init_hash);
   record_hash(meta, "train_digest", stream_info(run->train)->digest);
+  json_object_set_new(meta, "route_constants", constants_make(&run->config));
   json_object_set_new(meta, "loss_window", detector_to_json(&run->divergence.loss));
   json_object_set_new(meta, "grad_norm_window", detector_to_json(&run->divergence.grad_norm));
   char *text = record_dump(meta);
@@ -249,6 +251,7 @@ static bool read_weights(struct run *run, struct checkpoint *k, struct error *e)
 
 bool state_read_parameters(struct run *run, struct checkpoint *k, struct error *e) {
   if (!read_weights(run, k, e)) return false;
+  run_set_forward(run, checkpoint_update(k));
   model_refresh_weights(run->model);
   return true;
 }
@@ -374,12 +377,20 @@ static void log_changes(const struct run *run, const struct checkpoint *k) {
   free(saved);
 }
 
+static bool same_constants(const struct run *run, const struct checkpoint *k, struct error *e) {
+  json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
+  const bool good = constants_check(json_object_get(meta, "route_constants"), &run->config, e) ||
+                    error_context(e, "checkpoint %s", checkpoint_path(k));
+  json_decref(meta);
+  return good;
+}
+
 bool state_restore(struct run *run, enum resume_kind kind, const char *path, bool *resumed, struct error *e) {
   struct checkpoint *k;
   *resumed = false;
   bool good = choose(run, kind, path, &k, e);
   if (k) {
-    good = good && comm_agree(run->comm, read_weights(run, k, e) && read_moments(run, k, e) && state_read_counters(run, k, e), e);
+    good = good && comm_agree(run->comm, same_constants(run, k, e) && read_weights(run, k, e) && read_moments(run, k, e) && state_read_counters(run, k, e), e);
     if (good) {
       *resumed = true;
       if (run->rank == 0) log_changes(run, k);
