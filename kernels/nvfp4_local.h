@@ -37,6 +37,7 @@
 #define NVFP4_SIXTH (1.0f / 6.0f)
 #define NVFP4_LARGEST 0x1.fffffep127f /* FLT_MAX */
 #define NVFP4_LOCAL_TARGET 448.0f     /* N of LC-F */
+#define NVFP4_LOCAL_POW2_TARGET 2688.0 /* N of LC-P2, the largest scale times the largest code; as bits in nvfp4_local_exponent */
 
 enum { NVFP4_LOCAL_CHUNK = 128 };
 

@@ -146,8 +146,8 @@ static struct encoding format_default(enum format f, enum operand_role role) {
 /* The words behind the format, in the order in which they may stand. */
 enum part { PART_FORMAT, PART_BLOCK, PART_SCALE, PART_STRIP, PART_SR, PART_TRANSFORM };
 
-/* Strips are made of whole rows of blocks; 256 is the reports' (their GEMM tile). */
-enum { STRIP_UNIT = 16, STRIP_DEFAULT = 256, STRIP_LARGEST = 65536 };
+/* Strips are made of whole chunks of 128x128; 256 rows are the report's. */
+enum { STRIP_UNIT = 128, STRIP_DEFAULT = 256, STRIP_LARGEST = 65536 };
 
 /* N of "stripN"; 0: not such a word. */
 static int32_t strip_parse(const char *word) {

@@ -24,12 +24,63 @@ static inline struct model_config rig_config(void) {
                                .n_kv_heads = 2, .head_dim = 16, .norm_eps = 1e-5, .rope_theta = 1e4};
 }
 
+/* The same, as deep and as wide in the FFN as a route of the table needs. */
+static inline struct model_config rig_config_of(const char *route) {
+  struct model_config c = rig_config();
+  struct route r;
+  struct error e;
+  if (!route_named(route, (int)c.n_layers, &r, &e)) c.n_layers = 6;
+  if (!route_named(route, (int)c.n_layers, &r, &e)) return c;
+  for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
+    if (r.span[0].linear.operand[role].format == FORMAT_NVFP4_LOCAL) c.ffn_size = 256; /* whole strips an arm */
+  return c;
+}
+
 static inline struct model_shape rig_shape(int64_t batch, enum dtype param_dtype) {
   return (struct model_shape){.batch = batch, .seq_len = 32, .recompute_every = 2, .head_chunk = 20,
                               .param_dtype = param_dtype, .training = true};
 }
 
 static inline enum dtype rig_dtype(const char *route) { return strcmp(route, "fp32") == 0 ? DTYPE_F32 : DTYPE_BF16; }
+
+/* Routes of the table that the CPU executes, NULL-terminated. */
+static inline const char *const *rig_routes(void) {
+  static const char *runs[64];
+  int n = 0;
+  struct error e;
+  struct device *d = device_open("cpu", 1, &e);
+  for (const char *const *name = route_names(); d && *name && n < 63; name++) {
+    struct model_config c = rig_config_of(*name);
+    struct extent x = {.tokens = 64, .head_chunk = 20, .attention = {2, 32, c.n_heads, c.n_kv_heads, c.head_dim},
+                       .hidden_size = c.hidden_size, .ffn_size = c.ffn_size, .vocab_size = c.vocab_size};
+    struct route r;
+    bool named = route_named(*name, (int)c.n_layers, &r, &e);
+    if (!named || (!route_check(&r, (int)c.n_layers, &x, d, &e) && e.code != ERROR_DEVICE))
+      printf("not ok %s: %s\n", *name, e.message), exit(1);
+    if (route_check(&r, (int)c.n_layers, &x, d, &e)) runs[n++] = *name;
+  }
+  runs[n] = NULL;
+  if (d) d->k->close(d);
+  return runs;
+}
+
+/* Does every scale of the operand belong to one token (a row view) or one sample
+ * (a column view)?  Else what other tokens hold moves it. */
+static inline bool rig_scale_is_local(const struct encoding *e) {
+  return encoding_is_plain(e) || e->format == FORMAT_MXFP4;
+}
+
+/* The route's words for X and dY in its first blocks, all of them so. */
+static inline bool rig_layout_is_free(const char *route) {
+  static const enum operand_role roles[] = {FPROP_X, WGRAD_X, DGRAD_DY, WGRAD_DY};
+  struct route r;
+  struct error e;
+  if (!route_named(route, 32, &r, &e)) return false;
+  for (int s = 0; s < r.n_spans; s++)
+    for (int i = 0; i < 4; i++)
+      if (!rig_scale_is_local(&r.span[s].linear.operand[roles[i]])) return false;
+  return true;
+}
 
 /* Sample i of the run has the same tokens in every rig. */
 static inline void rig_batch(struct rig *g, uint64_t first_sample, int64_t seq_len, int64_t vocab) {

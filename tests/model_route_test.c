@@ -34,7 +34,7 @@ TEST(words) {
   CHECK_STR(parsed("nvfp4/sr", WGRAD_DY), "nvfp4/1x16/tensor/sr");
   CHECK_STR(parsed("nvfp4-local/pow2/strip128/sr", DGRAD_DY), "nvfp4-local/1x16/pow2/strip128/sr");
   CHECK_STR(parsed("nvfp4-local/1x16", FPROP_W), "nvfp4-local/1x16/faithful"); /* a weight: one outer factor */
-  CHECK_STR(parsed("nvfp4-local/1x16/strip32", FPROP_W), "nvfp4-local/1x16/faithful/strip32");
+  CHECK_STR(parsed("nvfp4-local/1x16/strip384", FPROP_W), "nvfp4-local/1x16/faithful/strip384");
   CHECK_STR(parsed("mxfp4/sr/signed-32", WGRAD_DY), "mxfp4/1x32/encode/sr/signed-32");
   CHECK_STR(parsed("e4m3/signed-16", WGRAD_X), "e4m3/tensor/signed-16");
 }
@@ -46,7 +46,7 @@ TEST(bad_words) {
                              "/sr",       "mxfp4//sr",    "same",           "mxfp4/sr/sr",     "mxfp4/sr/1x32", "bf16/sr",
                              "e4m3/sr", "e4m3/encode", "e5m2/1x16", "nvfp4/row", "mxfp4/4over6", "mxfp4/strip256",
                              "nvfp4/strip256", "nvfp4-local/strip0", "nvfp4-local/strip", "nvfp4-local/strip-16",
-                             "nvfp4-local/strip24", "nvfp4-local/strip65552", "nvfp4-local/strip16x", "nvfp4-local/strip016",
+                             "nvfp4-local/strip64", "nvfp4-local/strip65664", "nvfp4-local/strip256x", "nvfp4-local/strip0256",
                              "nvfp4-local/strip99999999999", "nvfp4-local/sr/strip256", "nvfp4-local/strip256/pow2",
                              "nvfp4-local/strip256/strip256", "nvfp4-local/2d16", "nvfp4-local/2d16/strip256",
                              "mxfp4/signed-32", "mxfp4/none", "bf16/signed-16", "nvfp4/signed-16/sr",
@@ -79,7 +79,7 @@ TEST(round_trip) {
         for (int scale = SCALE_NONE; scale <= SCALE_TENSOR_4OVER6; scale++)
           for (int sr = 0; sr < 2; sr++)
             for (int h = HADAMARD_NONE; h <= HADAMARD_SIGNED_32; h++)
-              for (int32_t strip = 0; strip <= 65536; strip = strip ? strip * 16 : 16) {
+              for (int32_t strip = 0; strip <= 65536; strip = strip ? strip * 8 : 128) {
                 struct encoding one = {.format = formats[f], .block = (enum block_geometry)block, .scale = (enum scale_rule)scale,
                                        .rounding = sr ? ROUND_STOCHASTIC : ROUND_NEAREST, .hadamard = (enum hadamard)h,
                                        .strip = strip}, again;
@@ -100,7 +100,7 @@ TEST(round_trip) {
   CHECK_EQ_I64(legal[3], 2 * (4 + 2 * 4));
   CHECK_EQ_I64(legal[4], 8 * (3 + 2 + 2 * 4 + 4));
   CHECK_EQ_I64(legal[5], 4 * (3 + 2 + 2 * 4 + 4));
-  /* strips 16, 256, 4096, 65536 in 1x16 blocks; weights also none, and tiles */
+  /* strips 128, 1024, 8192, 65536 in 1x16 blocks; weights also none, and tiles */
   CHECK_EQ_I64(legal[6], 2 * (4 * (3 + 2 + 2 * 4 + 4) + 2 * 1 + 2 * 1));
 }
 

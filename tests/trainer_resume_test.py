@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 
-from fp4d import (BATCH, CHECKPOINT, CONFIG, DATA, DONE, PREEMPTED, SEQ, Place, check, main, near, same)
+from fp4d import (BATCH, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, PREEMPTED, SEQ, Place, Skipped, check, main, near, same)
 
 ROUTES = {"fp32": {"route": "fp32", "train.param_dtype": "fp32"},
           "bf16": {"route": "bf16"},
@@ -243,6 +243,37 @@ def test_changes_named():
             ("checkpoint.keep", "0", "3"), ("route", '"bf16"', '"mxfp4-row-sr"'), ("fault", '""', '"nan@3"'),
             ("model.rope_scaling", "none", "absent")]
     same(named, want, "changes")
+
+
+def test_route_constants():
+    """What a route's arithmetic rests on is in the checkpoint, and a resume under another value is refused by name."""
+    stop_at("constants", 2, {"route": "mxfp4-row-sr"}, 0)
+    constants = place.meta("constants", 2)["route_constants"]
+    check(constants["draw_rounds"] == 10 and constants["draw_seed"] == place.meta("constants", 2)["seed"]
+          and abs(constants["mx_adaptive_threshold"] - 0.87) < 1e-6, "constants", str(constants))
+    for np in (0, 2):
+        place.train("constants", {"route": "mxfp4-row-sr", "run.seed": 77}, np).expect(
+            CHECKPOINT, r"constant of the route changed: draw_seed is 77, the checkpoint's is \d+")
+    place.train("constants", {"route": "bf16", "run.seed": 77}).expect(DONE, r"run\.seed: \d+ -> 77")  # nothing draws
+
+
+def test_forward_tail():
+    """The last share of the updates has a BF16 forward, on record; a resume into it and inside it changes nothing."""
+    route = {"route": "nvfp4-te/forward-bf16-tail", "train.updates": 20}
+    out = place.train("tail", {**route, "run.stop_after_update": 1})
+    if out.code == DEVICE:
+        raise Skipped("this backend has no NVFP4")
+    place.run("tail-whole", route)
+    plain = [r["update"] for r in place.lines("tail-whole", "update") if r.get("forward") == "bf16"]
+    check(plain == [19, 20], "updates of the tail", str(plain))
+    check(all("fprop_x" not in r["quantised"] for r in place.lines("tail-whole", "update") if r["update"] > 18), "X is not quantised there")
+    stop_at("tail-resumed", 18, route, 0)
+    stop_at("tail-resumed", 19, route, 0)
+    place.run("tail-resumed", route)
+    same_run("tail-whole", "tail-resumed", 20, "resumed at 18 and 19 of 20")
+    native = place.run("native", {"route": "te-native", "train.updates": 20}) and place.updates("native")
+    alike = [a["loss"] == b["loss"] for a, b in zip(native, place.updates("tail-whole"))]
+    check(all(alike[:18]) and not any(alike[18:]), "te-native until the tail", str(alike))
 
 
 def test_finished():

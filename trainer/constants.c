@@ -6,6 +6,7 @@
 #include "base/philox.h"
 #include "kernels/formats.h"
 #include "kernels/hadamard.h"
+#include "kernels/nvfp4_local.h"
 #include "trainer/record.h"
 
 /* What some operand of the run asks for. */
@@ -55,6 +56,10 @@ json_t *constants_make(const struct config *c) {
   const struct uses u = uses_of(c);
   json_t *o = json_object();
   if (u.scale[SCALE_MX_ADAPTIVE]) record_real(o, "mx_adaptive_threshold", (double)MX_ADAPTIVE_THRESHOLD);
+  const bool faithful = u.scale[SCALE_LOCAL_FAITHFUL], pow2 = u.scale[SCALE_LOCAL_POW2];
+  if (faithful) record_real(o, "local_faithful_target", (double)NVFP4_LOCAL_TARGET);
+  if (pow2) record_real(o, "local_pow2_target", NVFP4_LOCAL_POW2_TARGET);
+  if (faithful || pow2) record_integer(o, "local_chunk", NVFP4_LOCAL_CHUNK);
   if (u.n_strips > 0) record_integers(o, "local_strip", u.strip, u.n_strips);
   if (u.signs) {
     char signs[16];

@@ -78,6 +78,12 @@ bool inspect_rank_file(const struct inspection *in, struct error *e) {
 
 /* ---- a step ------------------------------------------------------------------ */
 
+static void print_object(const char *key, const json_t *value) {
+  char *text = json_dumps(value, JSON_COMPACT | JSON_REAL_PRECISION(7));
+  if (text) inspect_line(key, "%s", text);
+  free(text);
+}
+
 /* The meta's counters and digests; long texts (the configuration) only by name. */
 static void print_meta(const char *text) {
   json_t *meta = json_loads(text, 0, NULL);
@@ -95,6 +101,8 @@ static void print_meta(const char *text) {
       inspect_line(key, "%.17g", json_real_value(value));
     else if (word && strlen(word) < 100 && !strchr(word, '\n'))
       inspect_line(key, "%s", word);
+    else if (strcmp(key, "route_constants") == 0)
+      print_object(key, value);
   }
   json_decref(meta);
 }

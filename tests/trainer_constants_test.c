@@ -1,0 +1,94 @@
+/* Constants of a route in a checkpoint: which are there, and what is refused. */
+#include "tests/test.h"
+
+#include <stdlib.h>
+
+#include "trainer/config.h"
+#include "trainer/constants.h"
+
+static struct error e;
+
+static struct config config_of(const char *route) {
+  static struct config c;
+  char set[128];
+  const char *sets[] = {set, "model.n_layers=8"};
+  snprintf(set, sizeof set, "route=%s", route);
+  CHECK(config_parse(&c, "model: {preset: tiny}\ndata: {train: t}\n", "c.yaml", sets, 2, &e));
+  return c;
+}
+
+static bool has(const json_t *o, const char *key, const char *value) {
+  char *text = json_dumps(json_object_get(o, key), JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(3));
+  bool good = value ? text && strcmp(text, value) == 0 : text == NULL;
+  if (!good) printf("# %s is %s\n", key, text ? text : "absent");
+  free(text);
+  return good;
+}
+
+TEST(what_is_there) {
+  struct config c = config_of("bf16");
+  json_t *o = constants_make(&c);
+  CHECK_EQ_I64(json_object_size(o), 0); /* nothing that the configuration does not say */
+  json_decref(o);
+
+  c.train.master = false; /* BF16 parameters alone are rounded by draws */
+  o = constants_make(&c);
+  CHECK(has(o, "draw_seed", "42") && has(o, "draw_rounds", "10")); /* 42: the default seed */
+  json_decref(o);
+
+  c = config_of("mxfp4-row-sr-h32");
+  c.run.seed = 77;
+  o = constants_make(&c);
+  CHECK(has(o, "mx_adaptive_threshold", "0.87") && has(o, "hadamard_signs", "\"0x2817\"") && has(o, "hadamard_width", "[32]"));
+  CHECK(has(o, "draw_seed", "77") && has(o, "local_strip", NULL) && json_is_string(json_object_get(o, "draw_counter")));
+  json_decref(o);
+
+  c = config_of("operand-hybrid-h16");
+  o = constants_make(&c);
+  CHECK(has(o, "local_strip", "[256]") && has(o, "hadamard_width", "[16]") && has(o, "hadamard_signs", NULL));
+  CHECK(has(o, "local_chunk", "128") && has(o, "local_faithful_target", "448.0") && has(o, "local_pow2_target", NULL));
+  json_decref(o);
+
+  c = config_of("nvfp4-local-pow2");
+  c.route.head = c.route.span[0].linear;
+  c.route.head.operand[FPROP_X].strip = 128;
+  o = constants_make(&c);
+  CHECK(has(o, "local_strip", "[128,256]") && has(o, "local_pow2_target", "2.69e3") && has(o, "local_faithful_target", NULL));
+  json_decref(o);
+}
+
+TEST(what_is_refused) {
+  struct config c = config_of("operand-hybrid-h32");
+  json_t *saved = constants_make(&c);
+  CHECK(constants_check(saved, &c, &e) && constants_check(NULL, &c, &e));
+
+  struct config other = config_of("bf16"); /* another route is told elsewhere: it uses none of them */
+  CHECK(constants_check(saved, &other, &e));
+  other = c;
+  other.run.seed++;
+  CHECK(!constants_check(saved, &other, &e));
+  CHECK_EQ_I64(e.code, ERROR_CHECKPOINT);
+  CHECK(strstr(e.message, "draw_seed is ") && strstr(e.message, ", the checkpoint's is ") && e.hint[0]);
+
+  /* each constant by its name, all of them at once */
+  static const char *const keys[] = {"mx_adaptive_threshold", "local_strip", "local_chunk", "local_faithful_target",
+                                     "hadamard_signs", "hadamard_width", "draw_seed", "draw_rounds", "draw_counter"};
+  CHECK_EQ_I64(json_object_size(saved), sizeof keys / sizeof keys[0]);
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+    json_t *one = json_deep_copy(saved);
+    json_object_set_new(one, keys[i], json_integer(5));
+    CHECK(!constants_check(one, &c, &e));
+    CHECK(strstr(e.message, keys[i]) && strstr(e.message, "the checkpoint's is 5") && !strchr(e.message, ';'));
+    json_decref(one);
+  }
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) json_object_set_new(saved, keys[i], json_string("x"));
+  CHECK(!constants_check(saved, &c, &e));
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) CHECK(strstr(e.message, keys[i]));
+  json_decref(saved);
+}
+
+int main(void) {
+  RUN(what_is_there);
+  RUN(what_is_refused);
+  return test_report();
+}
