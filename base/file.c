@@ -157,6 +157,16 @@ bool file_make_folder(const char *path, enum error_code code, struct error *e) {
   return true;
 }
 
+char *file_beside(const char *file, const char *name) {
+  const char *slash = strrchr(file, '/');
+  size_t folder = name[0] == '/' || !slash ? 0 : (size_t)(slash - file) + 1, length = strlen(name);
+  char *path = malloc(folder + length + 1);
+  if (!path) return NULL;
+  memcpy(path, file, folder);
+  memcpy(path + folder, name, length + 1);
+  return path;
+}
+
 bool file_exists(const char *path) {
   struct stat st;
   return stat(path, &st) == 0;

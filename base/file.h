@@ -22,6 +22,9 @@ bool file_sync_folder(const char *path, enum error_code code, struct error *e);
 /* mkdir -p. */
 bool file_make_folder(const char *path, enum error_code code, struct error *e);
 
+/* FOLDER-OF-FILE/NAME, or NAME where that is absolute; malloc'ed, NULL when out of memory. */
+char *file_beside(const char *file, const char *name);
+
 bool file_exists(const char *path);
 int64_t file_size(const char *path); /* -1 if absent */
 

@@ -199,7 +199,7 @@ static bool summary(const struct comparison *x, struct error *e) {
     } else {
       for (int c = 0; c < 3; c++) table_add(&t, "-");
     }
-    table_add(&t, "%.3g", norm);
+    table_add(&t, "%.4g", norm);
     table_add(&t, "%" PRId64 "/%" PRId64 "/%" PRId64, r->applied, r->skipped, r->halted);
     table_add(&t, "%s", r->reason[0] ? r->reason : "none");
   }

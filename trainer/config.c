@@ -334,17 +334,6 @@ static void take_document(struct config_loader *l, struct document *d) {
   }
 }
 
-/* DIR-OF-FILE/INCLUDED, or INCLUDED where that is absolute. */
-static char *include_path(const char *file, const char *included) {
-  const char *slash = strrchr(file, '/');
-  size_t folder = included[0] == '/' || !slash ? 0 : (size_t)(slash - file) + 1, length = strlen(included);
-  char *path = malloc(folder + length + 1);
-  if (!path) return NULL;
-  memcpy(path, file, folder);
-  memcpy(path + folder, included, length + 1);
-  return path;
-}
-
 static bool same_file(const char *a, const char *b) {
   struct stat x, y;
   return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
@@ -361,7 +350,7 @@ static bool take_included(struct config_loader *l, int parent, struct document_n
     findings_add(&l->problems, at, "include", "a file's name is wanted");
     return false;
   }
-  char *path = include_path(d->file, n->text), shown[QUOTED];
+  char *path = file_beside(d->file, n->text), shown[QUOTED];
   struct error e = {0};
   size_t bytes;
   bool cycle = false;

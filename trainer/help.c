@@ -43,6 +43,14 @@ const struct command commands[] = {
     {"compare", "runs side by side at exactly shared updates, from their records", command_compare_arguments, command_compare,
      "Refuses runs whose initial parameters, training stream or batches differ (exit code 65).\n"
      "scripts/plot_loss.py --excess draws what it prints.\n"},
+    {"ablate", "matched runs of several routes, one after the other, then compared", command_ablate_arguments, command_ablate,
+     "  base: tiny.yaml              # the configuration; relative to this file\n"
+     "  folder: runs/ablation        # each run in folder/ROUTE; the tables in folder/compare.md\n"
+     "  routes: [bf16, mxfp4-row-sr] # the first is what the others are compared with\n"
+     "  launch: mpirun -np 2         # words before `fp4d train`; left out: one process\n"
+     "  set: {train: {updates: 200}} # on top of the base\n"
+     "The same command goes on where the last one stopped.  A run that diverges is recorded and\n"
+     "the others go on; exit code 75 of a run, and signals (as for train), end the whole with 75.\n"},
     {"help", "this list; `fp4d help COMMAND`; `fp4d help config`", command_help_arguments, command_help,
      "`fp4d help config` documents every key of a configuration.\n"},
     {NULL, NULL, NULL, NULL, NULL},
