@@ -176,7 +176,7 @@ FP4D_INLINE uint32_t e8m0_encode_floor(float x) {
   return e >= 254u ? 254u : e;
 }
 
-/* ---- MXFP4: E2M1 codes of 6 z / s, s = 2^(byte - 127) ---------------------- */
+/* ---- MXFP4: E2M1 codes of 6 z / s, s = 2^(byte - 127), but for one rule ------- */
 /* Values are BF16; amax is the largest of a group as BF16 bits without sign,
  * compared as integers, so an infinity or NaN in the group makes byte 254. */
 
@@ -187,6 +187,26 @@ FP4D_INLINE uint32_t mxfp4_scale_encode(uint32_t amax) {
   uint32_t e = (amax >> 7) + ((amax & 0x7Fu) != 0u ? 1u : 0u);
   if (amax == 0u) return 0u;
   return e < 2u ? 2u : e > 254u ? 254u : e;
+}
+
+/* Decode rule: the largest such power of two; the elements above it clip. */
+FP4D_INLINE uint32_t mxfp4_scale_decode(uint32_t amax) {
+  uint32_t e = amax >> 7;
+  if (amax == 0u) return 0u;
+  return e < 2u ? 2u : e > 254u ? 254u : e;
+}
+
+/* The rule of OCP MX v1.0: codes of z / s, s = 2^(floor(log2 amax) - 2), from
+ * 2^-127 on; a value is code * s, *without* the sixth.  Byte 0 is also a group
+ * of zeros; an infinity or NaN makes byte 254. */
+FP4D_INLINE uint32_t mxfp4_scale_floor(uint32_t amax) {
+  uint32_t e = amax >> 7;
+  return e > 254u ? 254u : e < 2u ? 0u : e - 2u;
+}
+
+/* 1 / s of that rule. */
+FP4D_INLINE float mxfp4_coefficient_floor(uint32_t byte) {
+  return f32_from_bits(byte == 254u ? 0x00400000u : (254u - byte) << 23);
 }
 
 #define MX_ADAPTIVE_THRESHOLD 0.87f
@@ -202,7 +222,8 @@ FP4D_INLINE uint32_t mxfp4_scale_adaptive(uint32_t amax) {
 /* 6 / s = 1.5 * 2^(129 - byte), for bytes 2..254. */
 FP4D_INLINE float mxfp4_coefficient(uint32_t byte) { return f32_from_bits((256u - byte) << 23 | 0x400000u); }
 
-/* *Six times* the value of a code, exactly: code * s.  A contraction of two
+/* *Six times* the value of a code, exactly: code * s (the value itself by
+ * mxfp4_scale_floor).  A contraction of two
  * such operands is multiplied by 1/36 once, at its end.  (Infinite for codes
  * above 1.5 under byte 254, which amax > 2^126 alone makes.) */
 FP4D_INLINE float mxfp4_decode(uint32_t code, uint32_t byte) { return e2m1_decode(code) * e8m0_decode(byte); }

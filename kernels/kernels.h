@@ -58,7 +58,8 @@ enum view {
  *
  * Outer factors: outer[(r / strip) * segments + c / segment], segments = cols /
  * segment.  An element is  code * block scale * outer * k,  with k = 1/6 for
- * MXFP4 (no outer), 1/2688 for NVFP4 (outer is the view's amax), else 1.
+ * MXFP4 (no outer; 1 by SCALE_MX_FLOOR), 1/2688 for NVFP4 (outer is the view's
+ * amax; 1/1536 by SCALE_TENSOR_4OVER6), else 1.
  *
  * Plain formats: `codes` is the source matrix itself, `scales` is NULL; with
  * VIEW_COLUMN it is stored as the source is, [cols, rows] row-major. */
@@ -87,7 +88,7 @@ int64_t operand_outer_count(const struct operand *o);
 int64_t operand_scale_offset(int64_t r, int64_t c, int64_t scale_cols);
 
 /* values[cols] of row r of an operand in host memory, of any format, as above:
- * in double, where the product is exact but for 1/6 and 1/2688. A transform is not undone. */
+ * in double, where the product is exact but for k. A transform is not undone. */
 void operand_decode(const struct operand *o, int64_t r, double *values);
 
 /* Stochastic rounding: where the draws stand (base/philox.h).  Row r of the

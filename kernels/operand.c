@@ -66,8 +66,13 @@ static double decode_code(const struct operand *o, int64_t r, int64_t c) {
   return (double)e2m1_decode(code & 15u) * (double)step;
 }
 
+static double divisor_of(const struct encoding *e) {
+  if (e->format == FORMAT_MXFP4) return e->scale == SCALE_MX_FLOOR ? 1 : 6;
+  if (e->format == FORMAT_NVFP4) return e->scale == SCALE_TENSOR_4OVER6 ? 6 * 256 : 6 * 448;
+  return 1;
+}
+
 void operand_decode(const struct operand *o, int64_t r, double *values) {
-  const enum format f = o->encoding.format;
   const int64_t segment = o->segment > 0 ? o->segment : o->cols, segments = ceil_div(o->cols, segment);
   const float *outer = o->outer ? o->outer + (o->strip > 0 ? r / o->strip : 0) * segments : NULL;
   for (int64_t c = 0; c < o->cols; c++) {
@@ -77,6 +82,6 @@ void operand_decode(const struct operand *o, int64_t r, double *values) {
     }
     double x = decode_code(o, r, c);
     if (outer) x *= (double)outer[c / segment];
-    values[c] = f == FORMAT_MXFP4 ? x / 6 : f == FORMAT_NVFP4 ? x / 2688 : x;
+    values[c] = x / divisor_of(&o->encoding);
   }
 }

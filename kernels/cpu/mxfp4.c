@@ -14,8 +14,8 @@
  */
 #include "kernels/cpu/mxfp4.h"
 
+#include "kernels/cpu/codes.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/formats.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -53,16 +53,6 @@ INLINE uint16_t code_magnitude(uint16_t a, uint16_t scale_bits) {
 
 /* One that is not zero got code 0. */
 INLINE uint16_t underflow(uint16_t a, uint16_t code) { return (uint16_t)((a != 0) & ((code & 7) == 0)); }
-
-/* Codes of a row's piece, one in 16 bits; as pairs they pack two a byte. */
-union codes {
-  uint16_t code[MXFP4_CHUNK];
-  uint32_t pair[MXFP4_CHUNK / 2];
-};
-
-INLINE void pack_nibbles(uint8_t *restrict out, const union codes *restrict codes, int64_t n) {
-  for (int64_t i = 0; i < n / 2; i++) out[i] = (uint8_t)(codes->pair[i] | codes->pair[i] >> 12);
-}
 
 /* One group by the definition; returns how many underflowed. */
 static __attribute__((noinline, cold)) int encode_plainly(uint16_t *code, const uint16_t *z, int64_t stride,
@@ -129,21 +119,11 @@ INLINE void encode_group_nearest(uint16_t *restrict code, const uint16_t *restri
   }
 }
 
-/* With t = 6|z|/s: below 2 the steps are 1/2, and the sum of floor(t 2^17) and
- * the field has the code on top; from 2 on the sum of t's bits and the field at
- * the top of the 22 that go has it.  There the first is the larger of the two,
- * and below 2 it is at most 4. */
 INLINE void encode_group_stochastic(uint16_t *restrict code, const uint16_t *restrict z, uint32_t byte,
                                     const uint16_t *restrict field, struct lanes *restrict lanes) {
-  const float coefficient = f32_from_bits((256u + 17u - byte) << 23 | 0x400000u); /* 6/s 2^17 */
-  for (int i = 0; i < GROUP; i++) {
-    uint32_t a = magnitude(z[i]);
-    float t = f32_from_bits(a << 16) * coefficient;
-    int32_t fixed = ((int32_t)t + field[i]) >> 16;
-    int32_t floating = (int32_t)((f32_bits(t) + ((uint32_t)field[i] << 6)) >> 22) - 2 * (126 + 17);
-    floating = floating < 4 ? 4 : floating;
-    code[i] = (uint16_t)(fixed < floating ? fixed : floating);
-  }
+  const float coefficient = mxfp4_coefficient(byte);
+  for (int i = 0; i < GROUP; i++)
+    code[i] = (uint16_t)codes_stochastic(bf16_decode(magnitude(z[i])) * coefficient, field[i]);
   for (int i = 0; i < GROUP; i++) {
     lanes->underflowed[i] = (uint16_t)(lanes->underflowed[i] + underflow(magnitude(z[i]), code[i]));
     code[i] = (uint16_t)(code[i] | (z[i] >> 12 & 8));
@@ -152,69 +132,32 @@ INLINE void encode_group_stochastic(uint16_t *restrict code, const uint16_t *res
 
 /* ---- random fields --------------------------------------------------------- */
 
-/* The fields of a row's piece in element order; a pair is a half of a random
- * word with the same half reversed above it. */
+/* The fields of a row's piece in element order. */
 union fields {
   uint16_t field[MXFP4_CHUNK];
   uint32_t pair[MXFP4_CHUNK / 2];
 };
 
-/* stochastic_fields of many words at once. */
-INLINE void spread_fields(union fields *restrict fields, const uint32_t *restrict word, int64_t words) {
-  for (int64_t i = 0; i < words; i++) {
-    uint32_t w = word[i], v = w;
-    v = (v >> 1 & 0x55555555u) | (v & 0x55555555u) << 1;
-    v = (v >> 2 & 0x33333333u) | (v & 0x33333333u) << 2;
-    v = (v >> 4 & 0x0F0F0F0Fu) | (v & 0x0F0F0F0Fu) << 4;
-    fields->pair[2 * i] = (w & 0xFFu) | (w >> 8 & 0xFF00u) | v << 24 | (v & 0xFF0000u);
-    fields->pair[2 * i + 1] = (w >> 8 & 0xFFu) | (w >> 16 & 0xFF00u) | (v & 0xFF00u) << 16 | (v >> 8 & 0xFF0000u);
-  }
-}
+enum { CHUNK_CALLS = MXFP4_CHUNK / 16 };
 
-INLINE struct philox_block first_call(const struct mxfp4_piece *p, int64_t r, const struct draw *draw) {
-  int64_t sample = r / draw->seq_len, position = r % draw->seq_len;
-  return philox_counter(draw->update, draw->first_sample + (uint64_t)sample, draw->layer, draw->operand,
-                        (uint32_t)((position * p->source_cols + p->first_col) / 16));
-}
-
-/* Fields of the piece's rows r and r + 1: philox4x32_10 written out, so that
- * calls run side by side in lanes, and those of the two rows between each other
- * (a chain of 20 products waits on each). */
+/* Fields of the piece's rows r and r + 1. */
 INLINE void draw_fields(union fields fields[restrict 2], const struct mxfp4_piece *p, int64_t r,
                         const struct draw *draw) {
-  const struct philox_block f = first_call(p, r, draw), g = first_call(p, r + 1, draw);
-  uint32_t word[2][MXFP4_CHUNK / 4];
+  uint32_t c0[2][CHUNK_CALLS], c1[2][CHUNK_CALLS], c3[2][CHUNK_CALLS], word[2][4 * CHUNK_CALLS];
   int64_t calls = p->cols / 16;
-  for (int64_t i = 0; i < calls; i++) {
-    uint32_t a0 = f.word[0] + (uint32_t)i, a1 = f.word[1], a2 = f.word[2], a3 = f.word[3];
-    uint32_t b0 = g.word[0] + (uint32_t)i, b1 = g.word[1], b2 = g.word[2], b3 = g.word[3];
-    uint32_t k0 = (uint32_t)draw->seed, k1 = (uint32_t)(draw->seed >> 32);
-#pragma GCC unroll 10
-    for (int round = 0; round < 10; round++) {
-      uint64_t p0 = (uint64_t)0xD2511F53u * a0, p1 = (uint64_t)0xCD9E8D57u * a2;
-      uint64_t q0 = (uint64_t)0xD2511F53u * b0, q1 = (uint64_t)0xCD9E8D57u * b2;
-      a0 = (uint32_t)(p1 >> 32) ^ a1 ^ k0;
-      b0 = (uint32_t)(q1 >> 32) ^ b1 ^ k0;
-      a1 = (uint32_t)p1;
-      b1 = (uint32_t)q1;
-      a2 = (uint32_t)(p0 >> 32) ^ a3 ^ k1;
-      b2 = (uint32_t)(q0 >> 32) ^ b3 ^ k1;
-      a3 = (uint32_t)p0;
-      b3 = (uint32_t)q0;
-      k0 += 0x9E3779B9u;
-      k1 += 0xBB67AE85u;
+  for (int j = 0; j < 2; j++) {
+    int64_t sample = (r + j) / draw->seq_len, position = (r + j) % draw->seq_len;
+    struct philox_block first =
+        philox_counter(draw->update, draw->first_sample + (uint64_t)sample, draw->layer, draw->operand,
+                       (uint32_t)((position * p->source_cols + p->first_col) / 16));
+    for (int i = 0; i < CHUNK_CALLS; i++) {
+      c0[j][i] = first.word[0] + (uint32_t)i;
+      c1[j][i] = first.word[1];
+      c3[j][i] = first.word[3];
     }
-    word[0][4 * i] = a0;
-    word[0][4 * i + 1] = a1;
-    word[0][4 * i + 2] = a2;
-    word[0][4 * i + 3] = a3;
-    word[1][4 * i] = b0;
-    word[1][4 * i + 1] = b1;
-    word[1][4 * i + 2] = b2;
-    word[1][4 * i + 3] = b3;
   }
-  spread_fields(&fields[0], word[0], 4 * calls);
-  spread_fields(&fields[1], word[1], 4 * calls);
+  codes_draw(word[0], &(struct codes_calls){c0[0], c1[0], c3[0]}, calls, CHUNK_CALLS, draw);
+  for (int j = 0; j < 2; j++) codes_spread(fields[j].pair, word[j], 4 * calls);
 }
 
 /* ---- rows -------------------------------------------------------------------- */
@@ -240,7 +183,7 @@ INLINE void store_row_scales(const struct operand *row, const struct mxfp4_piece
 CPU_CLONES static void quantise_rows(const struct operand *row, const struct mxfp4_piece *p, const uint8_t *given,
                                      const struct draw *draw, struct quantise_counts *counts) {
   struct lanes lanes = {{0}};
-  union codes codes;
+  uint16_t codes[MXFP4_CHUNK];
   union fields fields[2];
   uint8_t byte[CHUNK_GROUPS];
   uint16_t largest = 0;
@@ -251,7 +194,7 @@ CPU_CLONES static void quantise_rows(const struct operand *row, const struct mxf
     if (draw && i % 2 == 0) draw_fields(fields, p, r, draw);
     const uint16_t *field = draw ? fields[i % 2].field : NULL;
     for (int64_t g = 0; g < groups; g++, z += GROUP) {
-      uint16_t *code = codes.code + g * GROUP;
+      uint16_t *code = codes + g * GROUP;
       uint16_t amax = amax_of_group(z);
       uint32_t b = given ? given[g] : mxfp4_scale_encode(amax);
       byte[g] = (uint8_t)b;
@@ -270,7 +213,7 @@ CPU_CLONES static void quantise_rows(const struct operand *row, const struct mxf
       if (amax >= BITS_INFINITE) amax = finite_amax(z, 1);
       largest = amax > largest ? amax : largest;
     }
-    pack_nibbles(row_codes(row, p, r), &codes, p->cols);
+    codes_pack(row_codes(row, p, r), codes, p->cols);
     store_row_scales(row, p, r, byte);
   }
   counts->underflowed += sum_lanes(&lanes);
@@ -338,9 +281,9 @@ static __attribute__((noinline, cold)) int64_t encode_columns_plainly(uint8_t *o
                                                                       const uint8_t byte[GROUP]) {
   int64_t underflowed = 0;
   for (int c = 0; c < GROUP; c++) {
-    union codes codes = {{0}};
-    if (byte[c] != 0) underflowed += encode_plainly(codes.code, z + c, stride, byte[c], NULL);
-    pack_nibbles(out + c * row_bytes, &codes, GROUP);
+    uint16_t codes[GROUP] = {0};
+    if (byte[c] != 0) underflowed += encode_plainly(codes, z + c, stride, byte[c], NULL);
+    codes_pack(out + c * row_bytes, codes, GROUP);
   }
   return underflowed;
 }

@@ -163,7 +163,7 @@ static void walk_task(void *context, int64_t index, int worker) {
   const struct walk *w = context;
   const bool by_rows = w->o->view == VIEW_ROW;
   struct quantise_counts counts = {0};
-  uint16_t bits[PANEL_ROWS * PANEL_COLS];
+  uint16_t bits[PANEL_ROWS * PANEL_COLS] = {0};
   struct panel p = {.first_row = by_rows ? index * PANEL_ROWS : 0, .first_col = by_rows ? 0 : index * PANEL_COLS};
   while (p.first_row < w->o->rows && p.first_col < w->o->cols) {
     p.rows = w->o->rows - p.first_row < PANEL_ROWS ? w->o->rows - p.first_row : PANEL_ROWS;

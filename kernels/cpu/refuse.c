@@ -7,8 +7,8 @@
 static const char *refuse_mxfp4(const struct encoding *e, enum view view) {
   switch (e->block) {
     case BLOCK_1X32:
-      if (e->hadamard != HADAMARD_NONE) return "Hadamard transforms are not executable on the cpu backend";
-      if (e->scale != SCALE_MX_ENCODE) return "1x32 blocks are executable with the encode scale rule only";
+      if (e->scale != SCALE_MX_ENCODE && e->scale != SCALE_MX_DECODE && e->scale != SCALE_MX_FLOOR)
+        return "1x32 blocks are scaled by the encode, decode or floor rule";
       if (e->rounding == ROUND_STOCHASTIC && view == VIEW_COLUMN)
         return "a column view is rounded to nearest only (draws belong to rows)";
       return NULL;
@@ -22,6 +22,24 @@ static const char *refuse_mxfp4(const struct encoding *e, enum view view) {
     case BLOCK_2D16: break;
   }
   return "MXFP4 has blocks of 1x32 or tiles of 32x32";
+}
+
+static const char *refuse_nvfp4(const struct encoding *e) {
+  const bool four_over_six = e->scale == SCALE_TENSOR_4OVER6;
+  if (e->scale != SCALE_TENSOR && !four_over_six) return "NVFP4 is scaled by tensor, with or without four over six";
+  if (four_over_six && e->hadamard != HADAMARD_NONE) return "four over six takes no transform";
+  if (four_over_six && e->rounding != ROUND_NEAREST) return "four over six is rounded to nearest only";
+  switch (e->block) {
+    case BLOCK_1X16: return NULL;
+    case BLOCK_2D16:
+      if (e->rounding != ROUND_NEAREST) return "2D tiles are rounded to nearest only";
+      if (e->hadamard != HADAMARD_NONE) return "2D tiles take no transform: both views would not decode alike";
+      return NULL;
+    case BLOCK_NONE:
+    case BLOCK_1X32:
+    case BLOCK_2D32: break;
+  }
+  return "NVFP4 has blocks of 1x16 or tiles of 16x16";
 }
 
 static const char *refuse_fp8(const struct encoding *e) {
@@ -70,8 +88,8 @@ const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e
     case FORMAT_MXFP4: return refuse_mxfp4(e, view);
     case FORMAT_E4M3:
     case FORMAT_E5M2: return refuse_fp8(e);
+    case FORMAT_NVFP4: return refuse_nvfp4(e);
     case FORMAT_NVFP4_LOCAL: return refuse_nvfp4_local(e, view);
-    case FORMAT_NVFP4: return "NVFP4 operands are not executable on the cpu backend";
   }
   return "unknown format";
 }

@@ -51,6 +51,8 @@ static whole_rule *rule_of(const struct encoding *e) {
   } table[] = {
       {FORMAT_E4M3, fp8_quantise},
       {FORMAT_E5M2, fp8_quantise},
+      {FORMAT_MXFP4, mxfp4_whole_quantise},
+      {FORMAT_NVFP4, nvfp4_quantise},
       {FORMAT_NVFP4_LOCAL, nvfp4_local_quantise},
   };
   for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)

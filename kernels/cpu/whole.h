@@ -53,8 +53,9 @@ struct panel {
   int64_t first_row, rows, first_col, cols;
 };
 
-/* Calls visit with every panel of a view, tasks spread over the threads; what it
- * adds to its counts comes to *counts (NULL: nowhere). */
+/* Calls visit with every panel of a view (of bits, what lies beyond the panel's
+ * rows and cols is anything), tasks spread over the threads; what it adds to its
+ * counts comes to *counts (NULL: nowhere). */
 typedef void panel_visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts);
 void panels_visit(struct cpu_device *d, const struct operand *o, const struct matrix *source, panel_visit *visit,
                   void *rule, struct quantise_counts *counts);

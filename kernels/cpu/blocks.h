@@ -1,0 +1,27 @@
+/* Panels of FP4 blocks: what the rules of E2M1 formats share once each block
+ * has its scale and its encode factor.
+ *
+ * A panel has PANEL_COLS / block blocks a row; blocks of the arrays below stand
+ * at [row * (PANEL_COLS / block) + place].
+ */
+#ifndef FP4D_KERNELS_CPU_BLOCKS_H
+#define FP4D_KERNELS_CPU_BLOCKS_H
+
+#include "kernels/cpu/whole.h"
+
+enum { PANEL_ELEMENTS = PANEL_ROWS * PANEL_COLS, PANEL_BLOCKS_MOST = PANEL_ELEMENTS / 16 };
+
+/* amax[] of the panel's blocks, as BF16 bits; `tiled`: of 16 rows together, the same for each. */
+void blocks_amax(uint16_t *amax, const uint16_t *bits, const struct panel *p, int block, bool tiled);
+
+/* The random fields of a panel, field[r * PANEL_COLS + c]. */
+void blocks_draw(uint16_t *field, const struct operand *o, const struct panel *p, const struct draw *draw);
+
+/* Writes the panel's codes, E2M1 of x * encode[block], and its scale bytes.
+ * Where encode is 0 all codes are 0, whatever the signs; a NaN has code 7.
+ * field: NULL rounds to nearest.  Counts everything: a block that is not encoded
+ * is a zero block. */
+void blocks_write(const struct operand *o, const struct panel *p, const uint16_t *bits, int block,
+                  const uint8_t *scale, const float *encode, const uint16_t *field, struct quantise_counts *counts);
+
+#endif

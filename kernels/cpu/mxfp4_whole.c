@@ -1,0 +1,51 @@
+/* MXFP4 1x32 blocks of a transformed view, or with a scale that may clip.
+ *
+ *   a    = largest magnitude of the block, after the transform's rounding to BF16
+ *   byte = by the rule (kernels/formats.h)
+ *   code = E2M1 of 6 x / 2^(byte - 127);  SCALE_MX_FLOOR: of x / 2^(byte - 127)
+ * and the value is code * 2^(byte - 127) / 6;  SCALE_MX_FLOOR: without the 6.
+ *
+ * A block of zeros has byte 0 and codes 0; a NaN or an infinity makes byte 254,
+ * whose larger codes decode to infinity, and a NaN has code 7.
+ */
+#include "kernels/cpu/blocks.h"
+#include "kernels/formats.h"
+
+enum { BLOCK = 32, BLOCKS = PANEL_ELEMENTS / BLOCK };
+
+struct job {
+  const struct operand *o;
+  const struct draw *draw;
+};
+
+CPU_CLONES static void scales_of(uint8_t *restrict byte, float *restrict encode, const uint16_t *restrict amax,
+                                 enum scale_rule rule) {
+  for (int i = 0; i < BLOCKS; i++) {
+    const uint32_t a = amax[i];
+    const uint32_t b = rule == SCALE_MX_FLOOR    ? mxfp4_scale_floor(a)
+                       : rule == SCALE_MX_DECODE ? mxfp4_scale_decode(a)
+                                                 : mxfp4_scale_encode(a);
+    const float coefficient = rule == SCALE_MX_FLOOR ? mxfp4_coefficient_floor(b) : mxfp4_coefficient(b);
+    byte[i] = (uint8_t)b;
+    encode[i] = a == 0 ? 0.0f : coefficient;
+  }
+}
+
+static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
+  const struct job *job = rule;
+  uint16_t amax[BLOCKS] = {0}, field[PANEL_ELEMENTS];
+  uint8_t byte[BLOCKS];
+  float encode[BLOCKS];
+  blocks_amax(amax, bits, p, BLOCK, false);
+  scales_of(byte, encode, amax, job->o->encoding.scale);
+  if (job->draw) blocks_draw(field, job->o, p, job->draw);
+  blocks_write(job->o, p, bits, BLOCK, byte, encode, job->draw ? field : NULL, counts);
+}
+
+void mxfp4_whole_quantise(struct cpu_device *d, const struct operand *o, const struct operand *twin,
+                          const struct matrix *source, const struct draw *draw, struct quantise_counts *counts,
+                          struct quantise_counts *twin_counts) {
+  (void)twin_counts;
+  CPU_REQUIRE(!twin, "tiles are made by strips");
+  panels_visit(d, o, source, visit, &(struct job){o, draw}, counts);
+}

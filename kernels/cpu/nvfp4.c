@@ -1,0 +1,84 @@
+/* NVFP4 with one FP32 factor a view, in Transformer Engine's order of operations.
+ *
+ *   A  = largest magnitude of the view, after its transform, by bit pattern
+ *   S  = min(2688 / A, FLT_MAX),  1 where A is 0 or not finite      2688 = 448 * 6
+ *   m  = S * (1/6),  D = 1 / S
+ *   per block (1x16, or a 16x16 tile) with largest magnitude a:
+ *   sc = E4M3 of min(a * m, FLT_MAX), nearest, saturating
+ *   e  = min(1 / (sc * D), FLT_MAX)
+ *   code = E2M1 of x * e, nearest or stochastic
+ * A code decodes to  code * sc * A / 2688;  outer is A.
+ *
+ * Where sc is 0 all codes are 0.  (Literally e is then FLT_MAX and what is not
+ * zero gets code +-7: it decodes to zero all the same.)  Where A is infinite or
+ * NaN, outer is too (the NaN 7fc00000): everything decodes to what is not finite;
+ * min(NaN, FLT_MAX) is FLT_MAX, so that no scale is NaN, and a NaN has code 7.
+ */
+#include <float.h>
+
+#include "kernels/cpu/blocks.h"
+#include "kernels/cpu/codes.h"
+#include "kernels/cpu/nvfp4.h"
+
+enum { BLOCK = 16, ROW_BLOCKS = PANEL_COLS / BLOCK, BLOCKS = PANEL_BLOCKS_MOST, BITS_INFINITE = 0x7F80 };
+
+struct job {
+  const struct operand *o;
+  struct nvfp4_factor factor;
+  const struct draw *draw;
+};
+
+struct nvfp4_factor nvfp4_factor_of(uint16_t amax, float reach) {
+  struct nvfp4_factor f = {.encode = 1.0f, .outer = bf16_decode(amax > BITS_INFINITE ? 0x7FC0 : amax)};
+  if (amax != 0 && amax < BITS_INFINITE) {
+    const float s = reach / f.outer;
+    f.encode = s < FLT_MAX ? s : FLT_MAX;
+  }
+  f.decode = 1.0f / f.encode;
+  return f;
+}
+
+/* Scales and encode factors of a panel's blocks. */
+CPU_CLONES static void scales_of(uint8_t *restrict scale, float *restrict encode, const uint16_t *restrict amax,
+                                 const struct nvfp4_factor *f) {
+  const float m = f->encode * (1.0f / 6.0f), decode = f->decode;
+  for (int i = 0; i < BLOCKS; i++) {
+    const float t = bf16_decode(amax[i]) * m;
+    const uint32_t sc = nvfp4_scale_code(t < FLT_MAX ? t : FLT_MAX);
+    scale[i] = (uint8_t)sc;
+    encode[i] = nvfp4_encode_factor(sc, decode);
+  }
+}
+
+static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
+  const struct job *job = rule;
+  const struct encoding *e = &job->o->encoding;
+  uint16_t amax[BLOCKS] = {0}, field[PANEL_ELEMENTS];
+  uint8_t scale[BLOCKS];
+  float encode[BLOCKS];
+  const bool tiled = e->block == BLOCK_2D16;
+  blocks_amax(amax, bits, p, BLOCK, tiled);
+  if (e->scale == SCALE_TENSOR_4OVER6)
+    nvfp4_four_or_six(scale, encode, amax, bits, &job->factor, tiled, job->o->view);
+  else
+    scales_of(scale, encode, amax, &job->factor);
+  if (job->draw) blocks_draw(field, job->o, p, job->draw);
+  blocks_write(job->o, p, bits, BLOCK, scale, encode, job->draw ? field : NULL, counts);
+}
+
+static void quantise(struct cpu_device *d, const struct operand *o, const struct matrix *source,
+                     const struct nvfp4_factor *factor, const struct draw *draw, struct quantise_counts *counts) {
+  CPU_REQUIRE(operand_outer_count(o) == 1, "one factor a view");
+  o->outer[0] = factor->outer;
+  panels_visit(d, o, source, visit, &(struct job){o, *factor, draw}, counts);
+}
+
+/* Tiles of both views are the same 16x16 elements, so their numbers are. */
+void nvfp4_quantise(struct cpu_device *d, const struct operand *o, const struct operand *twin,
+                    const struct matrix *source, const struct draw *draw, struct quantise_counts *counts,
+                    struct quantise_counts *twin_counts) {
+  const float reach = o->encoding.scale == SCALE_TENSOR_4OVER6 ? NVFP4_REACH_4OVER6 : NVFP4_REACH;
+  const struct nvfp4_factor factor = nvfp4_factor_of(view_amax(d, o, source), reach);
+  quantise(d, o, source, &factor, draw, counts);
+  if (twin) quantise(d, twin, source, &factor, NULL, twin_counts);
+}

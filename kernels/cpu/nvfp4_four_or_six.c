@@ -1,0 +1,94 @@
+/* "Four over six": each block takes the better of two scales.
+ *
+ * As nvfp4.c with 1536 for 2688, but for the block scale.  In Transformer
+ * Engine's order of operations:
+ *   b   = (a / 6) S
+ *   sc6 = E4M3 of min(b, 448): the largest element has code 6
+ *   sc4 = E4M3 of min(b * 1.5, 448): it has code 4
+ *   error of either = sum of |((q * sc) * A) / 1536 - x|,  q the nearest codes
+ * and sc4 where its error is smaller, else sc6.  Sums are in FP32, over the 16
+ * elements of a row in order; those of a tile's 16 rows (of the source, for
+ * either view) are added in pairs 8 rows apart, then 4, 2 and 1.  (Cook et al.,
+ * "Four Over Six".)
+ */
+#include "kernels/cpu/blocks.h"
+#include "kernels/cpu/nvfp4.h"
+
+enum { BLOCK = 16, ROW_BLOCKS = PANEL_COLS / BLOCK, BLOCKS = PANEL_BLOCKS_MOST };
+
+struct candidate {
+  uint32_t code[BLOCKS];
+  float value[BLOCKS], encode[BLOCKS], error[BLOCKS];
+};
+
+CODES_INLINE void scale_candidate(struct candidate *restrict c, const uint16_t *restrict amax,
+                                  const struct nvfp4_factor *f, float more) {
+  for (int i = 0; i < BLOCKS; i++) {
+    const float b = bf16_decode(amax[i]) / 6.0f * f->encode * more;
+    c->code[i] = nvfp4_scale_code(b < 448.0f ? b : 448.0f);
+    c->value[i] = nvfp4_scale_value(c->code[i]);
+    c->encode[i] = nvfp4_encode_factor(c->code[i], f->decode);
+    c->error[i] = 0.0f;
+  }
+}
+
+/* |decoded - x| of one element */
+CODES_INLINE float error_of(float x, float encode, float value, float outer) {
+  const uint32_t m = codes_nearest(x * encode);
+  const int32_t doubled = (int32_t)m + (m > 4u ? (int32_t)m - 4 : 0) + (m > 6u ? 2 : 0); /* 2 |code| */
+  const float difference = (float)doubled * 0.5f * value * outer / NVFP4_REACH_4OVER6 - x;
+  return f32_from_bits(f32_bits(difference) & 0x7FFFFFFFu);
+}
+
+/* Magnitudes do: the codes of -x are those of x with the sign. */
+CODES_INLINE void add_errors(struct candidate *restrict c, const uint16_t *restrict turned, float outer) {
+  for (int i = 0; i < BLOCK; i++)
+    for (int g = 0; g < BLOCKS; g++)
+      c->error[g] = c->error[g] + error_of(bf16_decode(turned[i * BLOCKS + g]), c->encode[g], c->value[g], outer);
+}
+
+/* Element i of block g, or of tile row g, to [i * BLOCKS + g]. */
+CPU_CLONES static void turn(uint16_t *restrict turned, const uint16_t *restrict bits, bool across) {
+  for (int r = 0; r < PANEL_ROWS; r++)
+    for (int g = 0; g < ROW_BLOCKS; g++)
+      for (int i = 0; i < BLOCK; i++) {
+        const int row = across ? i : r, col = g * BLOCK + (across ? r : i);
+        turned[i * BLOCKS + r * ROW_BLOCKS + g] = bits[row * PANEL_COLS + col] & 0x7FFF;
+      }
+}
+
+CPU_CLONES static void try_both(struct candidate *six, struct candidate *four, const uint16_t *amax,
+                                const uint16_t *turned, const struct nvfp4_factor *f) {
+  scale_candidate(six, amax, f, 1.0f);
+  scale_candidate(four, amax, f, 1.5f);
+  add_errors(six, turned, f->outer);
+  add_errors(four, turned, f->outer);
+}
+
+/* Every row of a tile gets the tile's sum. */
+static void sum_tiles(float *error) {
+  for (int g = 0; g < ROW_BLOCKS; g++) {
+    float sum[PANEL_ROWS];
+    for (int r = 0; r < PANEL_ROWS; r++) sum[r] = error[r * ROW_BLOCKS + g];
+    for (int apart = PANEL_ROWS / 2; apart > 0; apart /= 2)
+      for (int r = 0; r < apart; r++) sum[r] = sum[r] + sum[r + apart];
+    for (int r = 0; r < PANEL_ROWS; r++) error[r * ROW_BLOCKS + g] = sum[0];
+  }
+}
+
+void nvfp4_four_or_six(uint8_t *scale, float *encode, const uint16_t *amax, const uint16_t *bits,
+                       const struct nvfp4_factor *f, bool tiled, enum view view) {
+  struct candidate six, four;
+  uint16_t turned[PANEL_ELEMENTS];
+  turn(turned, bits, tiled && view == VIEW_COLUMN);
+  try_both(&six, &four, amax, turned, f);
+  if (tiled) {
+    sum_tiles(six.error);
+    sum_tiles(four.error);
+  }
+  for (int g = 0; g < BLOCKS; g++) {
+    const bool smaller = four.error[g] < six.error[g];
+    scale[g] = (uint8_t)(smaller ? four.code[g] : six.code[g]);
+    encode[g] = smaller ? four.encode[g] : six.encode[g];
+  }
+}
