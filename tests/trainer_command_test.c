@@ -204,7 +204,13 @@ TEST(check_problems) {
   CHECK(said("PROBLEM  config      --set optimizer.lr: 'x'") && said("2 problems"));
   CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "run.backend=sm999"), ERROR_DEVICE);
   CHECK(said("PROBLEM  device"));
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "route=te-native"), ERROR_DEVICE);
+  put("refused.yaml", "model: {preset: tiny}\n"
+                      "data: {train: made/t.tokens, validation: made/v.tokens}\n"
+                      "train: {updates: 10, seq_len: 64}\nvalidation: {samples: 4}\n"
+                      "route:\n  name: custom:refused\n  linears:\n"
+                      "    - {layers: all, fprop: {x: mxfp4/1x32/adaptive, w: mxfp4}, dgrad: {dy: mxfp4, w: same},"
+                      " wgrad: {x: mxfp4, dy: mxfp4}}\n");
+  CHECK_EQ_I64(COMMAND(command_check, "refused.yaml"), ERROR_DEVICE);
   CHECK(said("PROBLEM  route"));
   CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "train.seq_len=65"), ERROR_CONFIG); /* 32 tokens a block */
   CHECK(said("PROBLEM  route"));
