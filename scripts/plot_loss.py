@@ -95,9 +95,10 @@ def draw(runs, label, number, cut):
     out.append('<clipPath id="inside"><rect x="%d" y="%d" width="%d" height="%d"/></clipPath>'
                % (LEFT, top, WIDTH - LEFT - RIGHT, HEIGHT - top - BOTTOM))
     for i, run in enumerate(runs):
-        colour = COLOURS[i % len(COLOURS)]
+        colour, dash = COLOURS[i % len(COLOURS)], "6 3" if i >= len(COLOURS) else "none"
         line = " ".join("%.1f,%.1f" % (x(u), y(v)) for u, v in run["train"])
-        out.append('<polyline points="%s" fill="none" stroke="%s" stroke-width="1.1" opacity="0.75" clip-path="url(#inside)"/>' % (line, colour))
+        out.append('<polyline points="%s" fill="none" stroke="%s" stroke-width="1.1" stroke-dasharray="%s" opacity="0.75" '
+                   'clip-path="url(#inside)"/>' % (line, colour, dash))
         for u, v in run["validation"]:
             out.append('<circle cx="%.1f" cy="%.1f" r="4" fill="%s" stroke="white" clip-path="url(#inside)"/>' % (x(u), y(v), colour))
         at, beside = LEFT + 10 + i % LEGEND * 270, 20 + 20 * (i // LEGEND)
@@ -117,7 +118,8 @@ def main():
     parser.add_argument("--top", type=float, help="cut the picture off above this")
     parser.add_argument("runs", nargs="+")
     arguments = parser.parse_args()
-    runs = [read_run(folder) for folder in arguments.runs]
+    folders = {os.path.realpath(folder): folder for folder in reversed(arguments.runs)}  # each once, where it stands first
+    runs = [read_run(folder) for folder in reversed(folders.values())]
     label, number = "loss, nats a token", "%.4f"
     if arguments.excess:
         number = "%+.4f"
