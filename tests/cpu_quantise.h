@@ -76,20 +76,20 @@ static inline struct operand quantise_operand(struct encoding e, enum view view,
   o.strip = e.scale == SCALE_ROW ? 1 : 0;
   o.codes = quantise_guarded(quantise_code_bytes(&o));
   o.scales = quantise_guarded(quantise_scale_bytes(&o));
-  o.outer = quantise_guarded(quantise_outer_bytes(&o));
+  if (operand_outer_count(&o) > 0) o.outer = quantise_guarded(quantise_outer_bytes(&o));
   return o;
 }
 
 static inline void quantise_drop(struct operand *o) {
   quantise_release(o->codes, quantise_code_bytes(o));
   quantise_release(o->scales, quantise_scale_bytes(o));
-  quantise_release(o->outer, quantise_outer_bytes(o));
+  if (o->outer) quantise_release(o->outer, quantise_outer_bytes(o));
 }
 
 static inline bool quantise_same(const struct operand *a, const struct operand *b) {
   return memcmp(a->codes, b->codes, quantise_code_bytes(a)) == 0 &&
          memcmp(a->scales, b->scales, quantise_scale_bytes(a)) == 0 &&
-         memcmp(a->outer, b->outer, quantise_outer_bytes(a)) == 0;
+         (!a->outer || memcmp(a->outer, b->outer, quantise_outer_bytes(a)) == 0);
 }
 
 static inline uint32_t quantise_code(const struct operand *o, int64_t r, int64_t c) {
@@ -200,7 +200,7 @@ static inline struct quantise_error quantise_error_of(const struct operand *o, c
 static inline uint64_t quantise_hash(const struct operand *o) {
   uint64_t h = test_hash(TEST_HASH_START, o->codes, quantise_code_bytes(o), 1);
   h = test_hash(h, o->scales, quantise_scale_bytes(o), 1);
-  return test_hash(h, o->outer, quantise_outer_bytes(o) / sizeof(float), sizeof(float));
+  return o->outer ? test_hash(h, o->outer, quantise_outer_bytes(o) / sizeof(float), sizeof(float)) : h;
 }
 
 /* A source without libm, for bits that are to be the same on every machine. */
