@@ -23,6 +23,12 @@ struct site {
 
 static bool is_local(const struct encoding *e) { return e->format == FORMAT_NVFP4_LOCAL; }
 
+/* The contraction axis is made of whole blocks and transforms, of 16 elements at least. */
+static int contraction_unit(const struct encoding *e) {
+  if (encoding_is_plain(e)) return 1;
+  return block_size(e->block) == 32 || hadamard_width(e->hadamard) == 32 ? 32 : 16;
+}
+
 /* One axis against the size of the groups along it. */
 static void check_axis(struct problems *p, const char *where, const struct site *site, const char *axis, int64_t size,
                        int unit) {
@@ -41,10 +47,9 @@ static void check_sizes(struct problems *p, const char *where, const struct exte
   const char *col_axis = gradient ? site->n_axis : site->k_axis;
   if (!col_axis) col_axis = "columns";
 
-  /* The contraction axis is made of whole blocks and transforms; the other one
-   * of whole blocks where those are square or the source is transposed in squares. */
-  int block = block_size(encoding->block), width = hadamard_width(encoding->hadamard);
-  int along = block > width ? block : width;
+  /* The axis that is not contracted is made of whole blocks where those are
+   * square or the source is transposed in squares. */
+  int block = block_size(encoding->block), along = contraction_unit(encoding);
   bool along_rows = role_view(role) == VIEW_COLUMN;
   int across = block_is_2d(encoding->block) || along_rows ? block : 1;
   check_axis(p, where, site, row_axis, rows, along_rows ? along : across);
@@ -106,10 +111,8 @@ static void check_head(struct problems *p, int *refused, const struct route *r, 
   for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
     const struct encoding *e = &r->head.operand[role];
     int64_t unit = 1;
-    if (!role_is_weight((enum operand_role)role) && role_view((enum operand_role)role) == VIEW_COLUMN) {
-      unit = block_size(e->block);
-      if (hadamard_width(e->hadamard) > unit) unit = hadamard_width(e->hadamard);
-    }
+    if (!role_is_weight((enum operand_role)role) && role_view((enum operand_role)role) == VIEW_COLUMN)
+      unit = contraction_unit(e);
     if (e->rounding == ROUND_STOCHASTIC) unit = x->attention.seq_len;
     if (x->head_chunk % unit != 0)
       problems_add(p, "head %s: head_chunk %lld is not a multiple of %lld", operand_role_names[role],

@@ -273,6 +273,13 @@ static const char *refuse(const struct device *d, const struct encoding *encodin
   return "only bf16 and mxfp4 here";
 }
 
+static const char *take_all(const struct device *d, const struct encoding *encoding, enum view view) {
+  (void)d;
+  (void)encoding;
+  (void)view;
+  return NULL;
+}
+
 static struct extent extent_of(int64_t seq_len, int64_t hidden) {
   return (struct extent){.tokens = 2 * seq_len,
                          .head_chunk = seq_len,
@@ -325,6 +332,41 @@ TEST(refusals) {
   CHECK(strstr(e.message, "dgrad w mxfp4/2d32/adaptive: out: rows 144"));
   route_named("bf16", 8, &r, &e);
   CHECK(route_check(&r, 8, &x, &d, &e));
+
+  /* sizes of every format: what stands against each, for a backend that takes all */
+  const struct kernels all = {.backend = "all", .refuse_encoding = take_all};
+  const struct device any = {.k = &all};
+  static const struct {
+    const char *route;
+    int64_t seq_len, hidden, ffn;
+    int problems;
+    const char *one;
+  } sizes[] = {
+      {"te-native", 64, 128, 352, 0, NULL},
+      {"te-native", 48, 144, 352, 0, NULL},
+      {"te-native", 40, 128, 352, 8, "wgrad dy nvfp4/1x16/tensor/sr/signed-16: qkv: seq_len 40 is not a multiple of 16"},
+      {"te-native", 64, 136, 352, 16, "dgrad w nvfp4/2d16/tensor: out: rows 136 is not a multiple of 16"},
+      {"fp8", 48, 144, 352, 0, NULL},
+      {"fp8", 40, 128, 352, 8, "wgrad dy e5m2/tensor: qkv: seq_len 40 is not a multiple of 16"},
+      {"nvfp4-local", 64, 128, 512, 0, NULL},
+      {"nvfp4-local", 64, 128, 352, 1, "wgrad dy nvfp4-local/1x16/faithful/strip256: gate_up: ffn_size 352 is not a multiple of 256"},
+      {"operand-hybrid-h16", 64, 128, 352, 0, NULL},
+      {"operand-hybrid-h16", 64, 128, 360, 0, "dgrad dy nvfp4-local/1x16/faithful/strip256/sr: gate_up: ffn_size 360 is not a multiple of 16"},
+      {"mxfp4-row-sr-h32", 48, 128, 352, 8, "wgrad x mxfp4/1x32/encode/signed-32: down: seq_len 48 is not a multiple of 32"},
+      {"nvfp4-local-h16", 8, 128, 512, 8, "wgrad x nvfp4-local/1x16/faithful/strip256/signed-16: qkv: seq_len 8 is not a multiple of 16"},
+  };
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    CHECK(route_named(sizes[i].route, 8, &r, &e));
+    x = extent_of(sizes[i].seq_len, sizes[i].hidden);
+    x.ffn_size = sizes[i].ffn;
+    if (route_check(&r, 8, &x, &any, &e) != (sizes[i].one == NULL)) {
+      FAIL("%s, case %d: %s", sizes[i].route, (int)i, sizes[i].one ? "taken" : e.message);
+    } else if (sizes[i].one) {
+      if (!strstr(e.message, sizes[i].one)) FAIL("%s", e.message);
+      if (sizes[i].problems) CHECK_EQ_I64(lines(e.message), sizes[i].problems);
+      CHECK_EQ_I64(e.code, ERROR_CONFIG);
+    }
+  }
 
   /* missing blocks, and what is not routed */
   memset(&r, 0, sizeof r);

@@ -426,22 +426,53 @@ static void collect(void *context, const char *text) {
   snprintf(described + strlen(described), sizeof described - strlen(described), "%s\n", text);
 }
 
+static const char *description(const struct route *r, const struct model_config *c, const struct model_shape *s) {
+  struct rig g;
+  described[0] = '\0';
+  if (!rig_open_route(&g, c, r, s, 1)) return "refused";
+  model_describe(g.m, collect, NULL);
+  rig_close(&g);
+  return described;
+}
+
 TEST(description) {
   struct model_config c = rig_config();
   struct model_shape s = rig_shape(2, DTYPE_BF16);
-  struct rig g;
+  struct route r;
+  struct error e;
   s.recompute = RECOMPUTE_EVERY_NTH;
-  if (!rig_open(&g, &c, "mxfp4-row-sr", &s, 1)) return;
-  described[0] = '\0';
-  model_describe(g.m, collect, NULL);
-  CHECK(strstr(described,
+  CHECK(route_named("mxfp4-row-sr", 3, &r, &e));
+  const char *text = description(&r, &c, &s);
+  CHECK(strstr(text,
                "blocks 2-2  qkv, out, gate_up, down: fprop x mxfp4/1x32/encode w mxfp4/2d32/adaptive | "
                "dgrad dy mxfp4/1x32/encode/sr w mxfp4/2d32/adaptive | wgrad dy mxfp4/1x32/encode x "
                "mxfp4/1x32/encode  recomputed  [cpu]\n"));
-  CHECK(strstr(described, "blocks 1-1  qkv") && strstr(described, "blocks 3-3  qkv"));
-  CHECK(strstr(described, "blocks 1-3  attention: qk bf16, pv bf16, d_out bf16"));
-  CHECK(strstr(described, "head: fprop x bf16 w bf16 | dgrad dy bf16 w bf16 | wgrad dy bf16 x bf16, logits fp32 for 20 tokens at once, d_logits bf16  [cpu]"));
-  rig_close(&g);
+  CHECK(strstr(text, "blocks 1-1  qkv") && strstr(text, "blocks 3-3  qkv"));
+  CHECK(strstr(text, "blocks 1-3  attention: qk bf16, pv bf16, d_out bf16"));
+  CHECK(strstr(text, "head: fprop x bf16 w bf16 | dgrad dy bf16 w bf16 | wgrad dy bf16 x bf16, logits fp32 for 20 "
+                     "tokens at once, d_logits bf16  [cpu]\n"));
+  CHECK(!strstr(text, "of the updates"));
+
+  /* a head and a forward tail of other formats */
+  const struct route_words words = {NULL, "fp8", "fp8", "e5m2", "same", "bf16", "bf16", "none"};
+  CHECK(linear_route_parse(&words, &r.head, &e));
+  r.forward_tail = 0.1;
+  s.recompute = RECOMPUTE_NONE;
+  c.vocab_size = 96; /* the head contracts it too */
+  text = description(&r, &c, &s);
+  CHECK(strstr(text, "head: fprop x e4m3/tensor w e4m3/tensor | dgrad dy e5m2/tensor w e4m3/tensor | wgrad dy bf16 x bf16, logits"));
+  CHECK(strstr(text, "\nthe last 0.1 of the updates: fprop x bf16 w bf16 everywhere, the rest as above  [cpu]\n"));
+
+  /* outer factors by arm */
+  c = rig_config_of("nvfp4-local");
+  CHECK(route_named("nvfp4-local", 3, &r, &e));
+  text = description(&r, &c, &s);
+  CHECK(strstr(text, "blocks 1-3  qkv, out, down: fprop x nvfp4-local/1x16/faithful/strip256 w nvfp4-local/2d16/faithful | "
+                     "dgrad dy nvfp4-local/1x16/faithful/strip256/sr w nvfp4-local/2d16/faithful | wgrad dy "
+                     "nvfp4-local/1x16/faithful/strip256 x nvfp4-local/1x16/faithful/strip256  [cpu]\n"));
+  CHECK(strstr(text, "blocks 1-3  gate_up: fprop x nvfp4-local/1x16/faithful/strip256 w nvfp4-local/2d16/faithful by arm | "
+                     "dgrad dy nvfp4-local/1x16/faithful/strip256/sr by arm w nvfp4-local/2d16/faithful by arm | wgrad dy "
+                     "nvfp4-local/1x16/faithful/strip256 x nvfp4-local/1x16/faithful/strip256  [cpu]\n"));
 }
 
 int main(void) {

@@ -43,6 +43,15 @@ TEST(what_is_there) {
   CHECK(has(o, "draw_seed", "77") && has(o, "local_strip", NULL) && json_is_string(json_object_get(o, "draw_counter")));
   json_decref(o);
 
+  c = config_of("te-native");
+  o = constants_make(&c);
+  CHECK(has(o, "nvfp4_target", "2688") && has(o, "nvfp4_4over6_target", NULL) && has(o, "mx_adaptive_threshold", NULL));
+  json_decref(o);
+  c = config_of("fp8");
+  o = constants_make(&c);
+  CHECK_EQ_I64(json_object_size(o), 0);
+  json_decref(o);
+
   c = config_of("operand-hybrid-h16");
   o = constants_make(&c);
   CHECK(has(o, "local_strip", "[256]") && has(o, "hadamard_width", "[16]") && has(o, "hadamard_signs", NULL));

@@ -12,7 +12,7 @@
 /* What some operand of the run asks for. */
 struct uses {
   bool scale[SCALE_TENSOR_4OVER6 + 1];
-  bool draws, signs, width[33];
+  bool nvfp4, draws, signs, width[33];
   int32_t strip[(ROUTE_SPANS + 1) * OPERAND_ROLE_COUNT];
   int n_strips;
 };
@@ -30,6 +30,7 @@ static void add_linear(struct uses *u, const struct linear_route *linear) {
   for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
     const struct encoding *e = &linear->operand[role];
     u->scale[e->scale] = true;
+    u->nvfp4 |= e->format == FORMAT_NVFP4 && e->scale == SCALE_TENSOR;
     u->draws |= e->rounding == ROUND_STOCHASTIC;
     u->signs |= e->hadamard == HADAMARD_SIGNED_16 || e->hadamard == HADAMARD_SIGNED_32;
     u->width[hadamard_width(e->hadamard)] = true;
@@ -56,6 +57,9 @@ json_t *constants_make(const struct config *c) {
   const struct uses u = uses_of(c);
   json_t *o = json_object();
   if (u.scale[SCALE_MX_ADAPTIVE]) record_real(o, "mx_adaptive_threshold", (double)MX_ADAPTIVE_THRESHOLD);
+  /* the largest scale (448; 256 where a block may take 4/6 of it) times the largest code */
+  if (u.nvfp4) record_integer(o, "nvfp4_target", 448 * 6);
+  if (u.scale[SCALE_TENSOR_4OVER6]) record_integer(o, "nvfp4_4over6_target", 256 * 6);
   const bool faithful = u.scale[SCALE_LOCAL_FAITHFUL], pow2 = u.scale[SCALE_LOCAL_POW2];
   if (faithful) record_real(o, "local_faithful_target", (double)NVFP4_LOCAL_TARGET);
   if (pow2) record_real(o, "local_pow2_target", NVFP4_LOCAL_POW2_TARGET);
