@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "checkpoints/sink.h"
+#include "checkpoints/store.h"
 
 /* ---- the library ---------------------------------------------------------- */
 
@@ -242,9 +243,15 @@ struct hdf5_file *hdf5_open(const char *path, struct error *e) {
     return NULL;
   }
   snprintf(f->path, sizeof f->path, "%s", path);
+  errno = 0;
   f->file = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
   if (f->file < 0) {
+    const int why = errno;
     hdf5_failed(e, "cannot open", path);
+    if (store_fault(why) != ERROR_CHECKPOINT) {
+      errno = why;
+      error_errno(e, store_fault(why), "cannot open %s", path);
+    }
     hdf5_close(f);
     return NULL;
   }

@@ -59,6 +59,7 @@ static bool collect(struct checkpoint *k, struct error *e) {
 }
 
 struct checkpoint *checkpoint_open(const char *path, bool verify, struct error *e) {
+  if (!store_path_fits(path, e)) return NULL;
   struct checkpoint *k = calloc(1, sizeof *k);
   if (!k) {
     error_set(e, ERROR_SYSTEM, "out of memory");
@@ -81,21 +82,37 @@ struct checkpoint *checkpoint_open(const char *path, bool verify, struct error *
   return NULL;
 }
 
+/* The step of FOLDER that is named after `update`. */
+static struct checkpoint *open_step(const char *folder, int64_t update, struct error *e) {
+  char path[STORE_PATH];
+  store_step_path(folder, update, path);
+  struct checkpoint *k = checkpoint_open(path, true, e);
+  if (!k || k->manifest.update == update) return k;
+  error_set(e, ERROR_CHECKPOINT, "%s holds update %" PRId64 ": it was renamed or copied", path, k->manifest.update);
+  checkpoint_close(k);
+  return NULL;
+}
+
 struct checkpoint *checkpoint_open_newest(const char *folder, struct error *e) {
   int64_t *updates;
   int n;
-  if (!store_list(folder, &updates, &n, e)) return NULL;
+  if (!store_path_fits(folder, e) || !store_list(folder, &updates, &n, e)) return NULL;
   struct checkpoint *k = NULL;
   struct error newest = {0};
   char gone[STORE_PATH];
   if (store_latest_dangles(folder, gone)) log_warning("%s/latest points at %s, which is not there", folder, gone);
   for (int i = n - 1; i >= 0 && !k; i--) {
-    char path[STORE_PATH];
     struct error damage;
-    store_step_path(folder, updates[i], path);
-    k = checkpoint_open(path, true, &damage);
-    if (!k) log_warning("checkpoint passed over: %s", damage.message);
-    if (!k && i == n - 1) newest = damage;
+    k = open_step(folder, updates[i], &damage);
+    if (k) break;
+    if (damage.code != ERROR_CHECKPOINT) { /* this process cannot read it now; it may be whole */
+      *e = damage;
+      error_hint(e, "it is not passed over: it may be whole; see to this and start again");
+      free(updates);
+      return NULL;
+    }
+    log_warning("checkpoint passed over: %s", damage.message);
+    if (i == n - 1) newest = damage;
   }
   free(updates);
   if (!k && n > 0) {

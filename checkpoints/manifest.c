@@ -1,5 +1,6 @@
 #include "checkpoints/manifest.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -9,20 +10,21 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "checkpoints/store.h"
 
 enum { MANIFEST_LIMIT = 256 << 20 };
 
 bool manifest_measure(const char *path, struct manifest_file *f, struct error *e) {
   enum { PIECE = 1 << 20 };
   int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return error_errno(e, ERROR_CHECKPOINT, "cannot open %s", path);
+  if (fd < 0) return error_errno(e, store_fault(errno), "cannot open %s", path);
   char *piece = malloc(PIECE);
   struct hash_state *state = piece ? hash_open() : NULL;
   bool good = state != NULL || error_set(e, ERROR_SYSTEM, "out of memory");
   f->bytes = 0;
   while (good) {
     ssize_t n = read(fd, piece, PIECE);
-    if (n < 0) good = error_errno(e, ERROR_CHECKPOINT, "cannot read %s", path);
+    if (n < 0) good = error_errno(e, store_fault(errno), "cannot read %s", path);
     if (n <= 0) break;
     hash_feed(state, piece, (size_t)n);
     f->bytes += n;
@@ -109,6 +111,7 @@ bool manifest_check(const char *folder, const struct manifest_file *f, bool veri
   char path[1200];
   snprintf(path, sizeof path, "%s/%s", folder, f->name);
   int64_t bytes = file_size(path);
+  if (bytes < 0 && store_fault(errno) != ERROR_CHECKPOINT) return error_errno(e, store_fault(errno), "cannot examine %s", path);
   if (bytes < 0) return error_set(e, ERROR_CHECKPOINT, "%s is missing", path);
   if (bytes != f->bytes)
     return error_set(e, ERROR_CHECKPOINT, "%s has %" PRId64 " bytes, the manifest says %" PRId64, path, bytes, f->bytes);
@@ -123,7 +126,11 @@ bool manifest_load(const char *folder, struct manifest *m, struct error *e) {
   size_t bytes;
   memset(m, 0, sizeof *m);
   snprintf(path, sizeof path, "%s/manifest.json", folder);
-  if (!file_read(path, MANIFEST_LIMIT, ERROR_CHECKPOINT, &text, &bytes, e)) return false;
+  errno = 0;
+  if (!file_read(path, MANIFEST_LIMIT, ERROR_CHECKPOINT, &text, &bytes, e)) {
+    if (errno != 0) e->code = store_fault(errno);
+    return false;
+  }
   json_error_t where;
   json_t *o = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &where);
   free(text);

@@ -10,12 +10,21 @@
 #include "checkpoints/manifest.h"
 #include "checkpoints/store.h"
 
+/* More than `keep` may be there (it was lowered, or steps could not be removed), and they
+ * may be what fills the disk.  They go, or stay: it does not touch the new one. */
+static void prune(const char *folder, int keep) {
+  struct error e;
+  if (!store_prune(folder, keep, &e)) log_warning("%s", e.message);
+}
+
 /* Rank 0 makes the empty temporary folder that all ranks write into. */
-static bool prepare(struct comm *c, const char *folder, const char *temporary, struct error *e) {
+static bool prepare(struct comm *c, const char *folder, const char *temporary, int keep, struct error *e) {
   bool good = true;
-  if (comm_rank(c) == 0)
-    good = file_make_folder(folder, ERROR_CHECKPOINT, e) && store_clean(folder, e) &&
-           file_make_folder(temporary, ERROR_CHECKPOINT, e);
+  if (comm_rank(c) == 0) {
+    good = file_make_folder(folder, ERROR_CHECKPOINT, e) && store_clean(folder, e);
+    if (good) prune(folder, keep);
+    good = good && file_make_folder(temporary, ERROR_CHECKPOINT, e);
+  }
   return comm_agree(c, good, e);
 }
 
@@ -37,8 +46,7 @@ static bool publish(struct comm *c, const char *folder, const char *temporary, i
     good = copy ? manifest_write(temporary, &m, e) && store_publish(folder, update, e)
                 : error_set(e, ERROR_SYSTEM, "out of memory");
     free(copy);
-    struct error pruning; /* the new checkpoint stands whatever becomes of old ones */
-    if (good && !store_prune(folder, keep, &pruning)) log_warning("%s", pruning.message);
+    if (good) prune(folder, keep);
   }
   return comm_agree(c, good, e);
 }
@@ -49,7 +57,7 @@ bool checkpoint_save(struct comm *c, const char *folder, int64_t update, const s
   struct manifest_file mine = {0}, *files = calloc((size_t)comm_world(c), sizeof *files);
   store_temporary_path(folder, update, temporary);
   bool good = comm_agree(c, files != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e) &&
-              prepare(c, folder, temporary, e) && write_rank_file(c, temporary, slices, n_slices, &mine, e) &&
+              prepare(c, folder, temporary, keep, e) && write_rank_file(c, temporary, slices, n_slices, &mine, e) &&
               comm_gather_all(c, files, &mine, sizeof mine, e) &&
               publish(c, folder, temporary, update, files, meta, keep, e);
   free(files);

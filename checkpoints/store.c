@@ -11,6 +11,21 @@
 #include "base/file.h"
 #include "base/log.h"
 
+enum error_code store_fault(int number) {
+  static const int ours[] = {EACCES, EPERM, EMFILE, ENFILE, ENOMEM};
+  for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+    if (number == ours[i]) return ERROR_SYSTEM;
+  return ERROR_CHECKPOINT;
+}
+
+bool store_path_fits(const char *path, struct error *e) {
+  enum { LONGEST_NAME = 64 };
+  const size_t length = strlen(path);
+  return length < STORE_PATH - LONGEST_NAME ||
+         error_set(e, ERROR_CHECKPOINT, "the path %.60s... has %zu bytes, at most %d are accepted", path, length,
+                   STORE_PATH - LONGEST_NAME - 1);
+}
+
 void store_step_path(const char *folder, int64_t update, char path[STORE_PATH]) {
   snprintf(path, STORE_PATH, "%s/step-%08" PRId64, folder, update);
 }
@@ -106,15 +121,21 @@ bool store_latest_dangles(const char *folder, char target[STORE_PATH]) {
   return true;
 }
 
-static bool point_latest(const char *folder, int64_t update, struct error *e) {
+/* `latest` is for people.  Where it cannot be a link (a file system without them, a
+ * folder of that name from a copy that followed it) that is worth a warning, and the
+ * checkpoints are none the worse for it. */
+static void point_latest(const char *folder, int64_t update) {
   char link[STORE_PATH], latest[STORE_PATH], target[64];
+  struct error e;
   snprintf(target, sizeof target, "step-%08" PRId64, update);
   snprintf(link, sizeof link, "%s/latest.tmp", folder);
   snprintf(latest, sizeof latest, "%s/latest", folder);
-  if (unlink(link) != 0 && errno != ENOENT) return error_errno(e, ERROR_CHECKPOINT, "cannot remove %s", link);
-  if (symlink(target, link) != 0 || rename(link, latest) != 0)
-    return error_errno(e, ERROR_CHECKPOINT, "cannot point %s at %s", latest, target);
-  return file_sync_folder(folder, ERROR_CHECKPOINT, e);
+  bool good = file_remove_tree(link, ERROR_CHECKPOINT, &e);
+  if (good && (symlink(target, link) != 0 || rename(link, latest) != 0)) {
+    good = error_errno(&e, ERROR_CHECKPOINT, "cannot point %s at %s", latest, target);
+    unlink(link);
+  }
+  if (!good || !file_sync_folder(folder, ERROR_CHECKPOINT, &e)) log_warning("%s", e.message);
 }
 
 bool store_publish(const char *folder, int64_t update, struct error *e) {
@@ -123,11 +144,15 @@ bool store_publish(const char *folder, int64_t update, struct error *e) {
   store_step_path(folder, update, path);
   if (!file_sync_folder(temporary, ERROR_CHECKPOINT, e)) return false;
   if (!step_aside(folder, update, aside, e)) return false;
-  if (rename(temporary, path) != 0)
-    return error_errno(e, ERROR_CHECKPOINT, "cannot rename %s to %s", temporary, path);
+  if (rename(temporary, path) != 0) {
+    error_errno(e, ERROR_CHECKPOINT, "cannot rename %s to %s", temporary, path);
+    if (aside[0] && rename(aside, path) != 0) log_warning("cannot rename %s to %s: %s", aside, path, strerror(errno));
+    return false;
+  }
   if (!file_sync_folder(folder, ERROR_CHECKPOINT, e)) return false;
   if (aside[0] && !file_remove_tree(aside, ERROR_CHECKPOINT, e)) return false;
-  return point_latest(folder, update, e);
+  point_latest(folder, update);
+  return true;
 }
 
 bool store_prune(const char *folder, int keep, struct error *e) {
@@ -139,6 +164,7 @@ bool store_prune(const char *folder, int keep, struct error *e) {
   for (int i = 0; good && i < n - keep; i++) {
     char path[STORE_PATH], manifest[STORE_PATH + 16];
     store_step_path(folder, updates[i], path);
+    if (unlink(path) == 0) continue; /* a link: what it leads to is somebody's archive */
     snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
     if (unlink(manifest) != 0 && errno != ENOENT)
       good = error_errno(e, ERROR_CHECKPOINT, "cannot remove %s", manifest);
@@ -177,9 +203,12 @@ bool store_set_aside(const char *folder, int64_t update, struct error *e) {
   free(updates);
   if (!good || moved == 0) return good;
   store_step_path(folder, update, path);
-  if (file_exists(path)) return point_latest(folder, update, e);
+  if (file_exists(path)) {
+    point_latest(folder, update);
+    return true;
+  }
   snprintf(path, sizeof path, "%s/latest", folder);
-  if (unlink(path) != 0 && errno != ENOENT) return error_errno(e, ERROR_CHECKPOINT, "cannot remove %s", path);
+  if (unlink(path) != 0 && errno != ENOENT) log_warning("cannot remove %s: %s", path, strerror(errno));
   return file_sync_folder(folder, ERROR_CHECKPOINT, e);
 }
 

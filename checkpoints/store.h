@@ -8,6 +8,13 @@
 
 enum { STORE_PATH = 1024 };
 
+/* Whose fault an errno is: ERROR_CHECKPOINT the file's (absent, broken), ERROR_SYSTEM this
+ * process' (permission, too many open files, memory), which says nothing about the file. */
+enum error_code store_fault(int number);
+
+/* Is PATH, a step or a folder of steps, short enough for the names that are made of it? */
+bool store_path_fits(const char *path, struct error *e);
+
 /* FOLDER/step-N, FOLDER/step-N.tmp. */
 void store_step_path(const char *folder, int64_t update, char path[STORE_PATH]);
 void store_temporary_path(const char *folder, int64_t update, char path[STORE_PATH]);

@@ -41,6 +41,23 @@ static long slurm_tasks(bool launched) {
   return 1;
 }
 
+/* What a launcher says that it started. */
+struct launched {
+  const char *by;
+  long tasks;
+};
+
+static struct launched launched_tasks(bool launched) {
+  const struct launched none = {NULL, 1}, slurm = {"srun", slurm_tasks(launched)};
+  if (slurm.tasks > 1) return slurm;
+  static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    const struct launched l = {"mpirun", environment_number(sizes[i])};
+    if (l.tasks > 1) return l;
+  }
+  return none;
+}
+
 /* With as many ranks on a host as it has processors, a rank that waits must not hold one.
  * Read by Open MPI in MPI_Init; a choice of the user's stands. */
 static bool yield_when_crowded(struct error *e) {
@@ -70,13 +87,15 @@ static bool start_mpi(struct comm *c, struct error *e) {
   return true;
 }
 
-static bool check_world(const struct comm *c, long tasks, int expected, struct error *e) {
-  if (c->world == 1 && tasks > 1) {
+static bool check_world(const struct comm *c, struct launched l, int expected, struct error *e) {
+  if (c->world == 1 && l.tasks > 1) {
     error_set(e, ERROR_COMMUNICATION,
-              "srun started %ld tasks, but each of them is an MPI world of one: they would train %ld times over", tasks,
-              tasks);
-    return error_hint(e, "start with `srun --mpi=pmix` (if `srun --mpi=list` has it) or with mpirun; "
-                         "for one process on purpose, `srun -n 1`");
+              "%s started %ld tasks, but each of them is an MPI world of one: they would train %ld times over", l.by, l.tasks,
+              l.tasks);
+    if (strcmp(l.by, "srun") == 0)
+      return error_hint(e, "start with `srun --mpi=pmix` (if `srun --mpi=list` has it) or with mpirun; "
+                           "for one process on purpose, `srun -n 1`");
+    return error_hint(e, "this mpirun is not that of the MPI library which fp4d was built with; use that one");
   }
   if (expected && c->world != expected) {
     error_set(e, ERROR_COMMUNICATION, "the configuration expects %d rank%s, but the launcher started %d", expected,
@@ -181,9 +200,9 @@ static void finish_mpi(struct comm *c) {
 }
 
 /* Everything after MPI_Init, in agreement: all ranks come out of it with the same answer. */
-static bool join(struct comm *c, long tasks, int expected_world, struct error *e) {
+static bool join(struct comm *c, struct launched l, int expected_world, struct error *e) {
   struct error own;
-  bool fits = check_world(c, tasks, expected_world, &own);
+  bool fits = check_world(c, l, expected_world, &own);
   if (!fits && e) *e = own;
   if (!comm_agree(c, fits, e)) {
     if (!fits && !c->broken && e) *e = own; /* in its own words, not as rank 0's */
@@ -205,7 +224,7 @@ struct comm *comm_open(int expected_world, struct error *e) {
   c->world = c->local_world = 1;
   c->ranks = c->beats = MPI_COMM_NULL;
   bool launched = launched_for_mpi();
-  long tasks = slurm_tasks(launched); /* before MPI_Init, which may add to the environment */
+  const struct launched tasks = launched_tasks(launched); /* before MPI_Init, which may add to the environment */
 
   if ((!launched || start_mpi(c, e)) && join(c, tasks, expected_world, e)) return c;
 

@@ -213,7 +213,7 @@ TEST(killed_at_random_moments) {
     pid_t pid = fork();
     if (pid == 0) _exit(save_many(&first));
     random = random * 1664525u + 1013904223u;
-    nanosleep(&(struct timespec){.tv_nsec = 1000000 + (long)(random >> 8) % most}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = 1000000 + (long)((uint64_t)(random >> 8) * (uint64_t)most >> 24)}, NULL);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     int was = rig_quiet_begin();

@@ -221,7 +221,7 @@ TEST(check_problems) {
                        "--set", "train.global_batch=64"), ERROR_SYSTEM);
   CHECK(said("PROBLEM  memory      64 ranks of "));
   put("file", "");
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "run.folder=file/x"), ERROR_CHECKPOINT);
+  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "run.folder=file/x"), ERROR_SYSTEM);
   CHECK(said("PROBLEM  folder"));
   CHECK(file_make_folder("runs/run/checkpoints/step-00000003", ERROR_SYSTEM, &failure));
   put("runs/run/checkpoints/step-00000003/manifest.json", "{");

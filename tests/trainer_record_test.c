@@ -1,8 +1,10 @@
 /* metrics.jsonl: exact numbers, one line an update, cut back on resume. */
 #include "trainer/record.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -97,6 +99,59 @@ TEST(a_torn_last_line_is_dropped) {
   free(text);
 }
 
+/* Damage in the middle costs the damaged lines, at the end it costs nothing; never good lines. */
+TEST(damaged_lines) {
+  static const char *const damage[] = {"\n", "{}\n", "garbage\n", "{\"kind\":\"update\",\"update\":\"2\"}\n", "\xff\xfe\n{\n"};
+  char path[128];
+  snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+  for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
+    struct record_file *f = begin(0);
+    put(f, 1, 1);
+    record_close(f);
+    FILE *raw = fopen(path, "a");
+    fputs(damage[i], raw);
+    fclose(raw);
+    f = begin(1); /* at the end */
+    char *text = content();
+    CHECK_EQ_I64(lines_of(text), 1);
+    free(text);
+    put(f, 2, 1);
+    record_close(f);
+    raw = fopen(path, "a");
+    fputs(damage[i], raw);
+    fclose(raw);
+    raw = fopen(path, "a");
+    fputs("{\"kind\":\"update\",\"update\":3}\n{\"kind\":\"update\",\"update\":4}\n", raw);
+    fclose(raw);
+    const int was = dup(2), nowhere = open("/dev/null", O_WRONLY);
+    dup2(nowhere, 2);
+    f = begin(3); /* in the middle; update 4 goes */
+    dup2(was, 2);
+    close(was);
+    close(nowhere);
+    record_close(f);
+    text = content();
+    if (!strstr(text, damage[i]) || !strstr(text, "\"update\":3}\n") || strstr(text, "\"update\":4")) FAIL("%d: %s", (int)i, text);
+    free(text);
+  }
+}
+
+/* A FIFO in its place must not be waited for. */
+TEST(no_regular_file) {
+  char path[128];
+  struct error e = {0};
+  snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+  unlink(path);
+  CHECK(mkfifo(path, 0600) == 0);
+  for (int64_t update = 0; update < 2; update++) {
+    struct record_file *f = record_open(folder, &e);
+    CHECK(f && !record_begin(f, update, &e));
+    CHECK(e.code == ERROR_SYSTEM && strstr(e.message, path));
+    record_close(f);
+  }
+  unlink(path);
+}
+
 TEST(a_folder_serves_one_run_at_a_time) {
   struct error e = {0};
   struct record_file *f = begin(0);
@@ -115,6 +170,8 @@ int main(void) {
   RUN(numbers_are_exact);
   RUN(cut_back_to_the_checkpoint);
   RUN(a_torn_last_line_is_dropped);
+  RUN(damaged_lines);
+  RUN(no_regular_file);
   RUN(a_folder_serves_one_run_at_a_time);
   struct error e;
   file_remove_tree(folder, ERROR_SYSTEM, &e);

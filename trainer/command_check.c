@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -136,10 +137,11 @@ static void check_stream(struct report *r, const struct config *c, const char *s
   stream_close(s);
 }
 
-/* The nearest folder above `path`, or itself, that exists. */
+/* The nearest name above `path`, or itself, that exists: a folder, if `path` can be one. */
 static void existing_folder(const char *path, char *folder, size_t size) {
+  struct stat st;
   snprintf(folder, size, "%s", path);
-  while (!file_exists(folder)) {
+  while (lstat(folder, &st) != 0) {
     char *slash = strrchr(folder, '/');
     if (!slash) {
       snprintf(folder, size, ".");
@@ -152,11 +154,22 @@ static void existing_folder(const char *path, char *folder, size_t size) {
 /* False where nothing can be written there. */
 static bool check_folder(struct report *r, const struct config *c, const char *folder) {
   struct error e = {0};
+  struct stat st;
+  if (stat(folder, &st) != 0) { /* it is there, and leads nowhere */
+    error_set(&e, ERROR_SYSTEM, "run.folder %s cannot be made: %s is a link to nothing", c->run.folder, folder);
+    say_problem(r, "folder", &e);
+    return false;
+  }
+  if (!S_ISDIR(st.st_mode)) {
+    error_set(&e, ERROR_SYSTEM, "run.folder %s cannot be made: %s is a file, not a folder", c->run.folder, folder);
+    say_problem(r, "folder", &e);
+    return false;
+  }
   if (access(folder, W_OK | X_OK) == 0) {
     say_ok("folder", "%s%s", c->run.folder, file_exists(c->run.folder) ? "" : " (will be made)");
     return true;
   }
-  error_errno(&e, ERROR_CHECKPOINT, "run.folder %s cannot be written, %s", c->run.folder, folder);
+  error_errno(&e, ERROR_SYSTEM, "run.folder %s cannot be written, %s", c->run.folder, folder);
   say_problem(r, "folder", &e);
   return false;
 }

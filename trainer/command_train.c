@@ -64,7 +64,7 @@ static bool train(struct run *run, const char *resume, struct error *e) {
   struct record_file *records = NULL;
   bool resumed = false;
 
-  bool good = comm_watch(run->comm, &limits, e);
+  bool good = comm_agree(run->comm, comm_watch(run->comm, &limits, e), e);
   comm_enter(run->comm, COMM_START, "start", run->update);
   good = good && take_folder(run, &records, e) && start_state(run, resume, &resumed, e);
   if (good && run->update >= c->train.updates) {

@@ -69,11 +69,13 @@ static bool load_batch(struct loop *l, struct batch *out, struct error *e) {
     sum = hash_sum(sum, data_sample_hash(first + i, inputs, wanted, seq));
     for (int64_t t = 0; t < seq; t++) targets += wanted[t] >= 0;
   }
-  if (!comm_agree(run->comm, good, e)) return false;
-
   struct hash *all = calloc((size_t)run->world, sizeof *all);
-  good = all != NULL || error_set(e, ERROR_SYSTEM, "out of memory");
-  good = good && comm_gather_all(run->comm, all, &sum, sizeof sum, e) && comm_sum_i64(run->comm, &targets, 1, e);
+  if (good && !all) good = error_set(e, ERROR_SYSTEM, "out of memory");
+  if (!comm_agree(run->comm, good, e)) {
+    free(all);
+    return false;
+  }
+  good = comm_gather_all(run->comm, all, &sum, sizeof sum, e) && comm_sum_i64(run->comm, &targets, 1, e);
   out->hash = (struct hash){0, 0};
   for (int r = 0; good && r < run->world; r++) out->hash = hash_sum(out->hash, all[r]);
   free(all);
@@ -241,8 +243,9 @@ static bool one_update(struct loop *l, struct error *e) {
   run_set_forward(run, update);
   if (!compute(l, &batch, &signals, e)) return false;
   bool good = optimizer_measure(run, &signals, e);
+  if (!comm_agree(run->comm, good, e)) return false;
   divergence_judge(&run->divergence, c, &signals, &judgement);
-  if (good && judgement.verdict == VERDICT_APPLY) good = optimizer_step(run, update, signals.grad_norm, &step, e);
+  if (judgement.verdict == VERDICT_APPLY) good = optimizer_step(run, update, signals.grad_norm, &step, e);
   struct model_signals seen;
   if (!comm_agree(run->comm, good, e) || !gather_signals(run, &seen, e)) return false;
   timeline_close(&l->time);

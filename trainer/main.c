@@ -1,8 +1,10 @@
 /* fp4d: the program. */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "trainer/command.h"
@@ -41,7 +43,18 @@ static int run(int argc, char **argv) {
   return c->run(argc - 1, argv + 1);
 }
 
+/* Started with a standard stream closed (`>&-`), the next file that is opened would
+ * take its number, and log lines or text would go into a lock, a stream or a
+ * checkpoint.  Closed ones are held by what can only fail: standard input by a file
+ * to write, the others by a file to read. */
+static bool hold_standard_streams(void) {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd) return false;
+  return true;
+}
+
 int main(int argc, char **argv) {
+  if (!hold_standard_streams()) return ERROR_SYSTEM; /* nowhere to say why */
   signal(SIGXFSZ, SIG_IGN); /* a write beyond `ulimit -f` fails like one on a full disk */
   int code = run(argc, argv);
   if ((fflush(stdout) != 0 || ferror(stdout)) && code == ERROR_NONE) {

@@ -123,9 +123,9 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
 }
 
 static void print_peaks(FILE *out, const struct machine *m) {
-  fprintf(out, "\n%s: dense BF16 %.4g", m->title, m->bf16_flops / 1e12);
-  if (m->fp8_flops > m->bf16_flops) fprintf(out, ", FP8 %.4g", m->fp8_flops / 1e12);
-  if (m->fp4_flops > 0) fprintf(out, ", FP4 %.4g", m->fp4_flops / 1e12);
+  fprintf(out, "\n%s: dense BF16 %.5g", m->title, m->bf16_flops / 1e12);
+  if (m->fp8_flops > m->bf16_flops) fprintf(out, ", FP8 %.5g", m->fp8_flops / 1e12);
+  if (m->fp4_flops > 0) fprintf(out, ", FP4 %.5g", m->fp4_flops / 1e12);
   const char *slower = m->fp4_flops > 0               ? ""
                        : m->fp8_flops > m->bf16_flops ? " (no FP4 units: MXFP4 runs at the FP8 rate, NVFP4 at BF16's)"
                                                       : " (no FP8 or FP4 units: every format at the BF16 rate)";

@@ -2,14 +2,17 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 
 struct record_file {
   FILE *out;
@@ -39,7 +42,8 @@ void record_hash(json_t *object, const char *key, struct hash value) {
 
 char *record_dump(const json_t *object) { return json_dumps(object, JSON_REAL_PRECISION(17) | JSON_COMPACT); }
 
-/* The length of the longest prefix of whole lines whose "update" is <= update. */
+/* What a resume from `update` keeps: everything before the first record of a later update
+ * that is not damage at the end.  A damaged line among good ones is kept, and said. */
 static bool kept_length(const char *path, int64_t update, int64_t *bytes, struct error *e) {
   *bytes = 0;
   FILE *in = fopen(path, "r");
@@ -49,13 +53,22 @@ static bool kept_length(const char *path, int64_t update, int64_t *bytes, struct
   }
   char *line = NULL;
   size_t room = 0;
+  int64_t position = 0, number = 0, damaged = 0; /* damaged: the first such line since the last good one */
   for (ssize_t n; (n = getline(&line, &room, in)) > 0 && line[n - 1] == '\n';) {
     json_t *object = json_loadb(line, (size_t)n, 0, NULL);
     const json_t *at = json_object_get(object, "update");
-    bool keep = json_is_integer(at) && json_integer_value(at) <= update;
+    const bool record = json_is_integer(at), later = record && json_integer_value(at) > update;
     json_decref(object);
-    if (!keep) break;
-    *bytes += n;
+    if (later) break;
+    position += n;
+    number++;
+    if (!record) {
+      if (damaged == 0) damaged = number;
+      continue;
+    }
+    if (damaged > 0) log_warning("%s:%" PRId64 ": not a record; left as it is", path, damaged);
+    damaged = 0;
+    *bytes = position;
   }
   free(line);
   bool good = !ferror(in);
@@ -97,6 +110,9 @@ failed:
 
 bool record_begin(struct record_file *f, int64_t update, struct error *e) {
   int64_t bytes = 0;
+  struct stat st;
+  if (stat(f->path, &st) == 0 && S_ISFIFO(st.st_mode)) /* opening it would wait for a reader */
+    return error_set(e, ERROR_SYSTEM, "cannot write %s: it is a FIFO", f->path);
   if (update > 0 && !kept_length(f->path, update, &bytes, e)) return false;
   f->out = fopen(f->path, "a");
   return (f->out && ftruncate(fileno(f->out), bytes) == 0) || error_errno(e, ERROR_SYSTEM, "cannot write %s", f->path);

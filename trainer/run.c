@@ -152,6 +152,10 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
   }
   run->config_hash = hash_bytes(run->config_text, strlen(run->config_text));
   if (!same_configuration(run, e)) goto failed;
+  if (purpose == RUN_GENERATE && run->world > 1) {
+    error_set(e, ERROR_USAGE, "generate runs in one process, %d were started", run->world);
+    goto failed;
+  }
 
   bool good = divide_batch(run, e) && open_data(run, purpose, e) && open_model(run, purpose, e);
   if (!comm_agree(run->comm, good, e)) goto failed;

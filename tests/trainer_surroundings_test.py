@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Odd surroundings: closed standard streams, launchers that do not fit, folders that cannot be made.
+
+BUILD names the build folder (default build).  Prints "ok NAME" or "not ok NAME: why"; exit status 0
+iff all are ok.  Arguments: names of tests to run (default all).
+"""
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+
+from fp4d import COMMUNICATION, DONE, ENVIRONMENT, PROGRAM, SYSTEM, USAGE, Place, check, main, words
+
+place = Place(**{"checkpoint.every": 3, "checkpoint.keep": 0})
+
+
+def closed(streams, *arguments):
+    """The exit code of the program started with these file descriptors closed; no output is seen."""
+    def close():
+        for fd in streams:
+            os.close(fd)
+    return subprocess.run([PROGRAM, *arguments], cwd=place.path, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL, preexec_fn=close, timeout=60).returncode
+
+
+def test_closed_streams():
+    """A file must not get the number of a closed stream: log lines would go into it."""
+    place.run("open")
+    expected = place.tensors("open", 12)
+    for n in (1, 2, 3):
+        for streams in itertools.combinations((0, 1, 2), n):
+            name = "closed-" + "".join(map(str, streams))
+            check(closed(streams, "train", "tiny.yaml", *words({"run.folder": name})) == DONE, f"{name}: trains")
+            check(os.path.getsize(place.at(name, "lock")) == 0, f"{name}: nothing is written into the lock")
+            check([r["update"] for r in place.lines(name, "update")] == list(range(1, 13)), f"{name}: records")
+            check(place.steps(name) == [3, 6, 9, 12] and place.tensors(name, 12) == expected, f"{name}: checkpoints")
+            code = closed(streams, "plan", "tiny.yaml")
+            check(code == (SYSTEM if 1 in streams else DONE), f"{name}: plan ends with {code}")
+            code = closed(streams, "prepare", "tiny.yaml", *words({"data.sources": ["corpus"], "data.train": name + ".tokens", "data.validation": ""}))
+            with open(place.at(name + ".tokens"), "rb") as f, open(place.at("train.tokens"), "rb") as g:
+                check(f.read() == g.read(), f"{name}: the stream is what it always is")
+            check(code == (SYSTEM if 1 in streams else DONE), f"{name}: prepare ends with {code}")
+
+
+def test_another_librarys_launcher():
+    """N processes that each are a world of one must not train N times over."""
+    for variables in ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}, {"PMI_SIZE": "4", "PMI_RANK": "0"},
+                      {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALNRANKS": "4"}):
+        out = place.train("singletons", environment=variables, limit=60).expect(
+            COMMUNICATION, r"error: mpirun started 4 tasks, but each of them is an MPI world of one.* \(this mpirun is not that of the MPI library")
+        check(not os.path.exists(place.at("singletons")), "nothing was made", out.text)
+    for variables in ({"OMPI_COMM_WORLD_SIZE": "1"}, {"PMI_SIZE": "1", "PMI_RANK": "0"}, {"PMI_SIZE": "nonsense"}):
+        place.train("one", {"train.updates": 1, "optimizer.warmup_updates": 0}, environment=variables, limit=60).expect(DONE)
+        shutil.rmtree(place.at("one"))
+
+
+def test_generate_is_one_process():
+    place.run("generate", {"train.updates": 3})
+    out = place.command("generate", "generate", "--tokens", "3", np=2).expect(USAGE, "generate runs in one process, 2 were started")
+    check(len(re.findall("error: ", out.text)) == 1, "once", out.text)
+
+
+def test_check_knows_what_train_will_say():
+    """Where a folder cannot be made `check` says so, in time."""
+    os.symlink("nowhere", place.at("dangling"))
+    os.symlink("circle", place.at("circle"))
+    with open(place.at("file"), "w") as f:
+        f.write("text")
+    os.chmod(place.at("file"), 0o755)  # it may be entered, says access(2)
+    for folder in ("dangling", "dangling/below/it", "circle", "file", "file/below", "file/far/below"):
+        place.command("check", "tiny.yaml", *words({"run.folder": folder})).expect(
+            SYSTEM, rf"PROBLEM +folder +run\.folder {folder} cannot be made: \w+ is (?:a link to nothing|a file)", "\n1 problem\n")
+        place.train(folder).expect(SYSTEM, "error: ")
+    for folder in ("new", "new/below/it", "corpus"):
+        place.command("check", "tiny.yaml", *words({"run.folder": folder})).expect(DONE, "all is well")
+        check(not os.path.exists(place.at("new")), "check makes nothing")
+
+
+def test_names_of_all_kinds():
+    """Quotes, spaces, letters beyond ASCII, dashes: in every path that there is."""
+    odd = "-a 'b\" \u00fc\u4e2d;$(c) #d"
+    os.mkdir(place.at(odd))
+    shutil.copytree(place.at("corpus"), place.at(odd, odd))
+    with open(place.at(odd, odd + ".yaml"), "w") as f:
+        with open(place.at("tiny.yaml")) as g:
+            f.write(g.read())
+    settings = words({"run.name": "odd", "run.folder": odd + "/run", "data.train": f"{odd}/{odd}.tokens", "data.validation": "",
+                      "data.sources": [odd + "/" + odd]})
+    config = "./" + odd + "/" + odd + ".yaml"
+    place.command("prepare", config, "--set", f"data.sources={odd}/{odd}", *settings[:-2]).expect(DONE)
+    place.command("check", config, *settings).expect(DONE)
+    place.command("train", config, *settings).expect(DONE)
+    place.command("train", config, *settings, *words({"train.updates": 14}), np=2).expect(DONE, "at update 12\n")
+    place.command("inspect", "./" + odd + "/run", "--verify").expect(DONE)
+    place.command("generate", "./" + odd + "/run", "--tokens", "3", "--prompt", odd)
+    with open(place.at(odd, "run", "metrics.jsonl")) as f:
+        check(odd in json.loads(f.readline())["config"].replace('\\"', '"'), "the record has the name")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(globals(), place.close))
