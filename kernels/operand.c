@@ -60,7 +60,7 @@ static double decode_code(const struct operand *o, int64_t r, int64_t c) {
   if (f == FORMAT_E4M3) return (double)e4m3_decode(o->codes[r * o->cols + c]);
   if (f == FORMAT_E5M2) return (double)e5m2_decode(o->codes[r * o->cols + c]);
   const int64_t block = encoding_block_cols(&o->encoding);
-  const uint32_t code = o->codes[r * (o->cols / 2) + c / 2] >> (c % 2 ? 4 : 0);
+  const uint32_t both = o->codes[r * (o->cols / 2) + c / 2], code = c % 2 ? both >> 4 : both;
   const uint32_t scale = o->scales[operand_scale_offset(r, c / block, o->cols / block)];
   const float step = f == FORMAT_MXFP4 ? e8m0_decode(scale) : e4m3_decode(scale);
   return (double)e2m1_decode(code & 15u) * (double)step;

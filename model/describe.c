@@ -76,7 +76,7 @@ void model_describe(const struct model *m, void (*line)(void *context, const cha
     while (last + 1 < n_layers && blocks_alike(m, first, last + 1)) last++;
     describe_blocks(m, first, last, line, context);
   }
-  char text[LINE];
+  char text[LINE + 128];
   (void)snprintf(text, sizeof text, "blocks 1-%d  attention: qk %s, pv %s, d_out %s, softmax fp32  [%s]", n_layers,
                  format_name(m->route.attention_qk), format_name(m->route.attention_pv),
                  format_name(m->route.attention_d_out), backend);

@@ -86,8 +86,8 @@ static void check_linear(const struct rig *g, const struct heard *h, int layer, 
         double difference = fabs(sum - (double)gradient[r * k + c]);
         if (difference > 1e-5 * sqrt(scale)) FAIL("block %d %s [%d, %d]: %g", layer, parts[site][i], (int)r, (int)c, difference);
         const char *at = (const char *)model_params(g->m) + (size_t)(p->offset + r * k + c) * dtype_bytes(parameters);
-        uint16_t half;
-        float wide;
+        uint16_t half = 0;
+        float wide = 0;
         memcpy(parameters == DTYPE_BF16 ? (void *)&half : (void *)&wide, at, dtype_bytes(parameters));
         if (parameters == DTYPE_F32) half = bf16_encode(wide);
         if (h->values[l][TENSOR_W][row * k + c] != bf16_decode(half)) FAIL("block %d %s: another weight", layer, parts[site][i]);
