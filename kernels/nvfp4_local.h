@@ -17,9 +17,8 @@
  *   until it is below 2^-6.  Multiplying every element by a power of two
  *   changes the outer factor and nothing else.
  *
- * A scale of 0 has codes 0 (both signs of zero too).  Where only the *folded*
- * scale is 0 the codes stay: folding touches scales alone.  Codes are E2M1 to
- * nearest or stochastic (kernels/formats.h).
+ * Codes are E2M1 to nearest or stochastic (kernels/formats.h).  A block whose
+ * folded scale is 0 has codes 0, whatever the signs.
  *
  * Amaxes are BF16 bits without sign, compared as integers: one that is not
  * finite stands for itself in the maximum and for 0x7F7F in the arithmetic,
@@ -90,10 +89,10 @@ FP4D_INLINE uint32_t nvfp4_local_scale(const struct nvfp4_local_chunk *c, uint32
   return e4m3_encode(m * c->unit[0] * c->unit[1] * c->multiplier);
 }
 
-/* What an element in units is multiplied by before E2M1; 0 for scale 0, whose codes are 0. */
+/* What an element in units is multiplied by before E2M1. scale > 0, before it is folded. */
 FP4D_INLINE float nvfp4_local_coefficient(const struct nvfp4_local_chunk *c, uint32_t scale) {
   const float e = 1.0f / (e4m3_decode(scale) * c->decode);
-  return scale == 0u ? 0.0f : e < NVFP4_LARGEST ? e : NVFP4_LARGEST;
+  return e < NVFP4_LARGEST ? e : NVFP4_LARGEST;
 }
 
 /* The outer factor of a strip of the given amax. */

@@ -238,17 +238,17 @@ static struct quantise_counts check_operand(const struct operand *o, const struc
                                             : model_scale((double)((float)e4m3_value(scale) * (chunk.g / all.g)));
               wrong += scale_at(o, r, c / 16) != (uint32_t)folded;
               n.blocks++;
-              n.zero_blocks += a == 0;
+              n.zero_blocks += folded == 0;
               for (int64_t i = c; i < c + 16; i++) {
                 const uint16_t bits = z[r * cols + i];
                 const float value = bf16_decode(bits);
                 const int field = o->encoding.rounding == ROUND_STOCHASTIC ? field_of(draw, r, i, cols) : -1;
-                const float t = scale ? model_scaled(&chunk, fabsf(value), scale) : 0.0f;
-                const uint32_t code = scale ? model_code((double)t, bits >> 15, field) : 0;
+                const float t = folded ? model_scaled(&chunk, fabsf(value), scale) : 0.0f;
+                const uint32_t code = folded ? model_code((double)t, bits >> 15, field) : 0;
                 wrong += code_at(o, r, i) != code;
                 n.elements++;
                 n.saturated += !(t <= 6);
-                n.underflowed += (bits & 0x7FFF) && (code % 8 == 0 || folded == 0);
+                n.underflowed += (bits & 0x7FFF) && code % 8 == 0;
                 if (isfinite(value) && fabsf(value) > n.amax) n.amax = fabsf(value);
               }
             }

@@ -70,7 +70,8 @@ void blocks_draw(uint16_t *field, const struct operand *o, const struct panel *p
 /* ---- codes ---------------------------------------------------------------------------- */
 
 struct lanes {
-  uint32_t saturated[LANES], underflowed[LANES];
+  uint32_t saturated[LANES];
+  uint16_t underflowed[LANES]; /* a panel's: at most 128 each */
 };
 
 CODES_INLINE void encode_16(uint16_t *restrict code, const uint16_t *restrict z, float encode,
@@ -81,19 +82,19 @@ CODES_INLINE void encode_16(uint16_t *restrict code, const uint16_t *restrict z,
     const float t = bf16_decode((uint16_t)a) * encode;
     const uint32_t m = field ? codes_stochastic(t, field[i]) : codes_nearest(t);
     lanes->saturated[i] += (uint32_t)!(t <= 6.0f);
-    lanes->underflowed[i] += (a != 0) & (m == 0);
+    lanes->underflowed[i] = (uint16_t)(lanes->underflowed[i] + ((a != 0) & (m == 0)));
     code[i] = (uint16_t)(m | (a > BITS_INFINITE ? 0 : z[i] >> 12 & sign));
   }
 }
 
 CODES_INLINE void write_rows(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits, int block,
                              const float *encode, const uint16_t *field, struct lanes *lanes) {
-  const int64_t merged = block / BLOCK;
+  const int halved = block == 2 * BLOCK;
   for (int64_t r = 0; r < p->rows; r++) {
     uint16_t code[PANEL_COLS];
     for (int64_t g = 0; g < p->cols / BLOCK; g++) {
       const int64_t at = r * PANEL_COLS + g * BLOCK;
-      encode_16(code + g * BLOCK, bits + at, encode[(r * ROW_BLOCKS + g) / merged], field ? field + at : NULL, lanes);
+      encode_16(code + g * BLOCK, bits + at, encode[(r * ROW_BLOCKS + g) >> halved], field ? field + at : NULL, lanes);
     }
     codes_pack(codes + r * row_bytes, code, p->cols);
   }
@@ -109,13 +110,16 @@ CPU_CLONES static void write_stochastic(uint8_t *codes, int64_t row_bytes, const
   write_rows(codes, row_bytes, p, bits, block, encode, field, lanes);
 }
 
-/* Scale bytes stand in fours, 512 bytes apart. */
+/* Scale bytes stand in fours, 512 bytes apart; a segment may begin within one. */
 static void write_scales(const struct operand *o, const struct panel *p, int block, const uint8_t *scale) {
   const int64_t n = p->cols / block, scale_cols = o->cols / block, first = p->first_col / block;
   for (int64_t r = 0; r < p->rows; r++) {
     uint8_t *to = o->scales + operand_scale_offset(p->first_row + r, first, scale_cols);
     const uint8_t *from = scale + r * (PANEL_COLS / block);
-    for (int64_t g = 0; g < n; g += 4) memcpy(to + g / 4 * 512, from + g, (size_t)(n - g < 4 ? n - g : 4));
+    if (first % 4 == 0)
+      for (int64_t g = 0; g < n; g += 4) memcpy(to + g / 4 * 512, from + g, (size_t)(n - g < 4 ? n - g : 4));
+    else
+      for (int64_t g = 0; g < n; g++) to[(first % 4 + g) / 4 * 512 + (first % 4 + g) % 4 - first % 4] = from[g];
   }
 }
 

@@ -19,10 +19,6 @@
 enum { LANES = PANEL_ROWS, TILE = 16, WIDEST = 32, BITS_INFINITE = 0x7F80 };
 
 typedef uint16_t lanes8 __attribute__((vector_size(16)));
-/* Of all lanes. */
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
 INLINE lanes8 load8(const uint16_t *p) {
   lanes8 v;
@@ -50,46 +46,30 @@ INLINE void transpose16(uint16_t *restrict to, int64_t to_stride, const uint16_t
     for (int j = 0; j < TILE; j += 8) transpose8(to + j * to_stride + i, to_stride, from + i * from_stride + j, from_stride);
 }
 
-/* x[i] and x[i + distance] become their sum and difference. */
-INLINE void butterflies(floats *x, int n, int distance) {
-#pragma GCC unroll 32
-  for (int i = 0; i < n; i++)
-    if ((i & distance) == 0) {
-      const floats low = x[i], high = x[i + distance];
-      x[i] = low + high;
-      x[i + distance] = low - high;
-    }
-}
-
 /* As bf16_encode, but all NaNs are one: which of several an addition keeps
  * differs between machines. */
-INLINE void encode_sums(uint16_t *to, const floats *x) {
-  const words u = (words)*x, rounded = (u + 0x7FFFu + (u >> 16 & 1u)) >> 16;
-  const words nan = (words)((u & 0x7FFFFFFFu) > 0x7F800000u);
-  const halves h = __builtin_convertvector((rounded & ~nan) | (nan & 0x7FC0u), halves);
-  memcpy(to, &h, sizeof h);
+INLINE uint16_t encode_sum(float x) {
+  uint32_t u = f32_bits(x), rounded = (u + 0x7FFFu + (u >> 16 & 1u)) >> 16;
+  return (uint16_t)((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
 }
 
 /* hadamard_transform (kernels/hadamard.h) of every lane. */
 INLINE void transform_lanes(uint16_t (*restrict tile)[LANES], int n, bool with_signs, float scale) {
-  floats x[WIDEST];
-  halves h;
-#pragma GCC unroll 32
+  float x[WIDEST][LANES];
   for (int i = 0; i < n; i++) {
-    memcpy(&h, tile[i], sizeof h);
-    if (with_signs && (HADAMARD_SIGNS >> (i % 16) & 1u) == 0) h ^= 0x8000;
-    x[i] = (floats)(__builtin_convertvector(h, words) << 16);
+    const uint16_t flip = with_signs && (HADAMARD_SIGNS >> (i % 16) & 1u) == 0 ? 0x8000 : 0;
+    for (int l = 0; l < LANES; l++) x[i][l] = bf16_decode(tile[i][l] ^ flip);
   }
-  butterflies(x, n, 1);
-  butterflies(x, n, 2);
-  butterflies(x, n, 4);
-  butterflies(x, n, 8);
-  if (n == 32) butterflies(x, n, 16);
-#pragma GCC unroll 32
-  for (int i = 0; i < n; i++) {
-    const floats scaled = x[i] * scale;
-    encode_sums(tile[i], &scaled);
-  }
+  for (int distance = 1; distance < n; distance *= 2)
+    for (int i = 0; i < n; i++)
+      if ((i & distance) == 0)
+        for (int l = 0; l < LANES; l++) {
+          const float low = x[i][l], high = x[i + distance][l];
+          x[i][l] = low + high;
+          x[i + distance][l] = low - high;
+        }
+  for (int i = 0; i < n; i++)
+    for (int l = 0; l < LANES; l++) tile[i][l] = encode_sum(x[i][l] * scale);
 }
 
 INLINE void transform(uint16_t (*tile)[LANES], enum hadamard h) {
