@@ -4,13 +4,15 @@
 BUILD names the build folder (default build).  Prints "ok NAME" or "not ok NAME: why"; exit status 0
 iff all are ok.  Arguments: names of tests to run (default all).
 """
+import functools
 import json
 import os
 import re
 import shutil
 import sys
 
-from fp4d import (BATCH, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, PREEMPTED, SEQ, Place, Skipped, check, main, near, same)
+from fp4d import (BATCH, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, PREEMPTED, ROOT, SEQ, Place, Skipped, check, main, near, same,
+                  words)
 
 ROUTES = {"fp32": {"route": "fp32", "train.param_dtype": "fp32"},
           "bf16": {"route": "bf16"},
@@ -124,6 +126,42 @@ def test_resume_in_another_world():
         with open(place.at(f"eval-{np}.json")) as f:
             evaluated.add(json.dumps(json.load(f)["sequence_nll"]))
     check(len(evaluated) == 1, "one evaluation in every world", "\n".join(evaluated))
+
+
+# Every built-in route, in shapes that all of them fit.
+WIDE = {"model.hidden_size": 128, "model.ffn_size": 256, "train.seq_len": 128, "train.global_batch": 4, "train.updates": 4,
+        "optimizer.warmup_updates": 1, "validation.samples": 2}
+
+
+def every_route(route):
+    settings = {**WIDE, "route": route, "train.param_dtype": "fp32" if route == "fp32" else "bf16",
+                "model.n_layers": 6 if re.search(r"last4|27-5", route) else 2}
+    out = place.command("check", "tiny.yaml", *words({**settings, "run.folder": "unused"}))
+    if out.code == DEVICE:
+        raise Skipped(re.search(r"PROBLEM +route +(.*)", out.text).group(1))
+    out.expect(DONE)
+    name = f"route-{route}"
+    place.run(name, settings)
+    stop_at(name + "-resumed", 2, settings, 0)
+    place.run(name + "-resumed", settings)
+    same_run(name, name + "-resumed", 4, "resumed at 2 of 4")
+    place.run(name + "-otherwise", {**settings, "run.threads": 3, "train.recompute": "all"})
+    same_run(name, name + "-otherwise", 4, "three threads, recomputed")
+    # Before the first update only the order of sums differs between worlds: draws belong to samples.
+    place.run(name + "-two", settings, 2)
+    alone, two = place.updates(name)[0], place.updates(name + "-two")[0]
+    check(alone["batch_hash"] == two["batch_hash"], "the same samples")
+    near([float(two["loss"])], [float(alone["loss"])], 1e-6, "first loss of two ranks")
+    near([float(two["grad_norm"])], [float(alone["grad_norm"])], 1e-5, "first norm of two ranks")
+
+
+def built_in_routes():
+    with open(os.path.join(ROOT, "docs", "config.md")) as f:
+        return re.findall(r"`([^`]+)`", f.read().split("## Values of route\n")[1].split("\n## ")[0])
+
+
+for name in built_in_routes():
+    globals()["test_route_" + name] = functools.partial(every_route, name)
 
 
 # ---- what must not change a run ---------------------------------------------
