@@ -74,13 +74,13 @@ struct lanes {
   uint16_t underflowed[LANES]; /* a panel's: at most 128 each */
 };
 
-CODES_INLINE void encode_16(uint16_t *restrict code, const uint16_t *restrict z, float encode,
+CODES_INLINE void encode_16(uint16_t *restrict code, const uint16_t *restrict z, float encode, bool stochastic,
                             const uint16_t *restrict field, struct lanes *restrict lanes) {
   const uint16_t sign = encode > 0.0f ? 8 : 0;
   for (int i = 0; i < LANES; i++) {
     const uint32_t a = z[i] & 0x7FFFu;
     const float t = bf16_decode((uint16_t)a) * encode;
-    const uint32_t m = field ? codes_stochastic(t, field[i]) : codes_nearest(t);
+    const uint32_t m = stochastic ? codes_stochastic(t, field[i]) : codes_nearest(t);
     lanes->saturated[i] += (uint32_t)!(t <= 6.0f);
     lanes->underflowed[i] = (uint16_t)(lanes->underflowed[i] + ((a != 0) & (m == 0)));
     code[i] = (uint16_t)(m | (a > BITS_INFINITE ? 0 : z[i] >> 12 & sign));
@@ -88,26 +88,25 @@ CODES_INLINE void encode_16(uint16_t *restrict code, const uint16_t *restrict z,
 }
 
 CODES_INLINE void write_rows(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits, int block,
-                             const float *encode, const uint16_t *field, struct lanes *lanes) {
+                             const float *encode, bool stochastic, const uint16_t *field, struct lanes *lanes) {
   const int halved = block == 2 * BLOCK;
-  for (int64_t r = 0; r < p->rows; r++) {
-    uint16_t code[PANEL_COLS];
+  uint16_t code[PANEL_ELEMENTS]; /* all before the first is packed: loads soon after narrower stores wait */
+  for (int64_t r = 0; r < p->rows; r++)
     for (int64_t g = 0; g < p->cols / BLOCK; g++) {
       const int64_t at = r * PANEL_COLS + g * BLOCK;
-      encode_16(code + g * BLOCK, bits + at, encode[(r * ROW_BLOCKS + g) >> halved], field ? field + at : NULL, lanes);
+      encode_16(code + at, bits + at, encode[(r * ROW_BLOCKS + g) >> halved], stochastic, field + at, lanes);
     }
-    codes_pack(codes + r * row_bytes, code, p->cols);
-  }
+  for (int64_t r = 0; r < p->rows; r++) codes_pack(codes + r * row_bytes, code + r * PANEL_COLS, p->cols);
 }
 
 CPU_CLONES static void write_nearest(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits,
                                      int block, const float *encode, struct lanes *lanes) {
-  write_rows(codes, row_bytes, p, bits, block, encode, NULL, lanes);
+  write_rows(codes, row_bytes, p, bits, block, encode, false, bits, lanes);
 }
 
 CPU_CLONES static void write_stochastic(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits,
                                         int block, const float *encode, const uint16_t *field, struct lanes *lanes) {
-  write_rows(codes, row_bytes, p, bits, block, encode, field, lanes);
+  write_rows(codes, row_bytes, p, bits, block, encode, true, field, lanes);
 }
 
 /* Scale bytes stand in fours, 512 bytes apart; a segment may begin within one. */
@@ -116,11 +115,18 @@ static void write_scales(const struct operand *o, const struct panel *p, int blo
   for (int64_t r = 0; r < p->rows; r++) {
     uint8_t *to = o->scales + operand_scale_offset(p->first_row + r, first, scale_cols);
     const uint8_t *from = scale + r * (PANEL_COLS / block);
-    if (first % 4 == 0)
-      for (int64_t g = 0; g < n; g += 4) memcpy(to + g / 4 * 512, from + g, (size_t)(n - g < 4 ? n - g : 4));
+    if (first % 4 == 0 && n % 4 == 0)
+      for (int64_t g = 0; g < n; g += 4) memcpy(to + g / 4 * 512, from + g, 4);
     else
       for (int64_t g = 0; g < n; g++) to[(first % 4 + g) / 4 * 512 + (first % 4 + g) % 4 - first % 4] = from[g];
   }
+}
+
+CPU_CLONES static int count_zeros(const float *x, int64_t stride, int64_t rows, int64_t cols) {
+  int n = 0;
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < cols; c++) n += x[r * stride + c] == 0.0f;
+  return n;
 }
 
 void blocks_write(const struct operand *o, const struct panel *p, const uint16_t *bits, int block,
@@ -138,7 +144,6 @@ void blocks_write(const struct operand *o, const struct panel *p, const uint16_t
   }
   counts->elements += p->rows * p->cols;
   counts->blocks += p->rows * p->cols / block;
-  for (int64_t r = 0; r < p->rows; r++)
-    for (int64_t g = 0; g < p->cols / block; g++) counts->zero_blocks += encode[r * (PANEL_COLS / block) + g] == 0.0f;
+  counts->zero_blocks += count_zeros(encode, PANEL_COLS / block, p->rows, p->cols / block);
   panel_count_amax(counts, bits, p);
 }
