@@ -34,21 +34,19 @@ struct job {
   const struct draw *draw;
   struct quantise_counts *counts;
   int64_t strip, segment; /* o's; all rows, all columns where it says 0 */
-  int64_t segments, strip_chunks, segment_chunks, chunks_across;
+  int64_t segments;
+  int64_t chunks, chunks_across; /* of a (strip, segment); those at far edges may have nothing in them */
 };
 
 static int64_t smallest(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- chunks -------------------------------------------------------------------- */
 
-/* Chunk `index`, *outer being the number of its factor; false: nothing is there
- * (the last strip or segment may have fewer chunks). */
-static bool chunk_at(const struct job *j, int64_t index, struct panel *chunk, int64_t *outer) {
-  const int64_t down = index / j->chunks_across, across = index % j->chunks_across;
-  const int64_t strip = down / j->strip_chunks, segment = across / j->segment_chunks;
-  const int64_t row = strip * j->strip + down % j->strip_chunks * CHUNK;
-  const int64_t col = segment * j->segment + across % j->segment_chunks * CHUNK;
-  *outer = strip * j->segments + segment;
+/* Chunk `index`, the chunks of one outer factor following each other; false: there is nothing. */
+static bool chunk_at(const struct job *j, int64_t index, struct panel *chunk) {
+  const int64_t outer = index / j->chunks, down = index % j->chunks / j->chunks_across, across = index % j->chunks_across;
+  const int64_t strip = outer / j->segments, segment = outer % j->segments;
+  const int64_t row = strip * j->strip + down * CHUNK, col = segment * j->segment + across * CHUNK;
   *chunk = (struct panel){row, smallest(smallest(CHUNK, (strip + 1) * j->strip - row), j->o->rows - row), col,
                           smallest(smallest(CHUNK, (segment + 1) * j->segment - col), j->o->cols - col)};
   return chunk->rows > 0 && chunk->cols > 0;
@@ -120,8 +118,8 @@ static void find_amax(void *context, int64_t index, int worker) {
   (void)worker;
   const struct job *j = context;
   struct panel chunk;
-  int64_t outer, rows, cols;
-  if (!chunk_at(j, index, &chunk, &outer)) return;
+  int64_t rows, cols;
+  if (!chunk_at(j, index, &chunk)) return;
   uint16_t amax = 0;
   if (j->o->encoding.hadamard == HADAMARD_NONE) {
     const uint16_t *bits = piece_of(j, &chunk, &rows, &cols);
@@ -144,16 +142,13 @@ static void find_amax(void *context, int64_t index, int worker) {
 static void find_outer(void *context, int64_t index, int worker) {
   (void)worker;
   const struct job *j = context;
-  const int64_t strip = index / j->segments, segment = index % j->segments;
   uint16_t amax = 0;
-  for (int64_t down = strip * j->strip_chunks; down < (strip + 1) * j->strip_chunks; down++)
-    for (int64_t across = segment * j->segment_chunks; across < (segment + 1) * j->segment_chunks; across++) {
-      struct panel chunk;
-      int64_t outer;
-      if (!chunk_at(j, down * j->chunks_across + across, &chunk, &outer)) continue;
-      const uint16_t a = kept_amax(j->o, &chunk);
-      amax = a > amax ? a : amax;
-    }
+  for (int64_t k = index * j->chunks; k < (index + 1) * j->chunks; k++) {
+    struct panel chunk;
+    if (!chunk_at(j, k, &chunk)) continue;
+    const uint16_t a = kept_amax(j->o, &chunk);
+    amax = a > amax ? a : amax;
+  }
   j->o->outer[index] = nvfp4_local_outer(j->o->encoding.scale, amax);
 }
 
@@ -185,8 +180,7 @@ static void encode_chunk(void *context, int64_t index, int worker) {
   const struct operand *o = j->o;
   const enum scale_rule rule = o->encoding.scale;
   struct panel at;
-  int64_t outer;
-  if (!chunk_at(j, index, &at, &outer)) return;
+  if (!chunk_at(j, index, &at)) return;
   const uint16_t amax = kept_amax(o, &at);
   const bool lifted = rule == SCALE_LOCAL_POW2 && amax > 0 && amax < BITS_SMALL;
   uint16_t chunk_amax = amax;
@@ -195,7 +189,7 @@ static void encode_chunk(void *context, int64_t index, int worker) {
   float fold = 0;
   if (amax > 0) {
     chunk = nvfp4_local_chunk_of(rule, chunk_amax);
-    fold = nvfp4_local_fold(rule, amax, o->outer[outer]);
+    fold = nvfp4_local_fold(rule, amax, o->outer[index / j->chunks]);
   }
   struct quantise_counts counts = {0};
   struct chunk_source source;
@@ -214,6 +208,14 @@ static void encode_chunk(void *context, int64_t index, int worker) {
   }
   if (lifted) counts.amax = bf16_decode(amax);
   if (j->counts) cpu_counts_add(j->counts, &counts);
+}
+
+/* All passes of one outer factor. */
+static void quantise_strip(void *context, int64_t index, int worker) {
+  const struct job *j = context;
+  for (int64_t k = index * j->chunks; k < (index + 1) * j->chunks; k++) find_amax(context, k, worker);
+  find_outer(context, index, worker);
+  for (int64_t k = index * j->chunks; k < (index + 1) * j->chunks; k++) encode_chunk(context, k, worker);
 }
 
 /* ---- the operation --------------------------------------------------------------------------- */
@@ -235,14 +237,17 @@ static void quantise(struct cpu_device *d, const struct operand *o, const struct
   j.strip = or_all(o->strip, o->rows);
   j.segment = or_all(o->segment, o->cols);
   j.segments = ceil_div(o->cols, j.segment);
-  j.strip_chunks = ceil_div(j.strip, CHUNK);
-  j.segment_chunks = ceil_div(j.segment, CHUNK);
-  j.chunks_across = j.segments * j.segment_chunks;
+  j.chunks_across = ceil_div(j.segment, CHUNK);
+  j.chunks = ceil_div(j.strip, CHUNK) * j.chunks_across;
   check(&j);
-  const int64_t strips = ceil_div(o->rows, j.strip), chunks = strips * j.strip_chunks * j.chunks_across;
-  threads_run(d->threads, chunks, find_amax, &j);
-  threads_run(d->threads, strips * j.segments, find_outer, &j);
-  threads_run(d->threads, chunks, encode_chunk, &j);
+  const int64_t outers = ceil_div(o->rows, j.strip) * j.segments;
+  if (outers >= 4 * threads_count(d->threads)) { /* then a strip is read from memory once */
+    threads_run(d->threads, outers, quantise_strip, &j);
+    return;
+  }
+  threads_run(d->threads, outers * j.chunks, find_amax, &j);
+  threads_run(d->threads, outers, find_outer, &j);
+  threads_run(d->threads, outers * j.chunks, encode_chunk, &j);
 }
 
 /* Tiles, chunks and strips of both views are the same elements, so their numbers are. */
