@@ -18,6 +18,8 @@ struct product {
   struct encoding a, b;
   enum view view_a, view_b;
   enum dtype type;
+  enum tensor tensor_a, tensor_b;
+  int64_t arm; /* linear_arm */
 };
 
 struct run_of {
@@ -32,16 +34,19 @@ struct roofs {
   double contraction; /* of BF16 operands at their best, where another unit than the FMA's serves them; else 0 */
 };
 
-static bool make_operand(struct run_of *r, int i, const struct encoding *encoding, enum view view, int64_t rows,
-                         int64_t cols, enum dtype type, struct error *e) {
+static bool make_operand(struct run_of *r, int i, const struct product *p, struct error *e) {
+  const struct encoding *encoding = i == 0 ? &p->a : &p->b;
+  const enum view view = i == 0 ? p->view_a : p->view_b;
+  const int64_t rows = i == 0 ? p->m : p->n, cols = p->k;
   struct device *d = r->d;
   struct matrix *source = &r->source[i];
   struct operand *o = &r->operand[i];
-  *source = (struct matrix){.dtype = type, .rows = view == VIEW_ROW ? rows : cols, .cols = view == VIEW_ROW ? cols : rows};
+  *source = (struct matrix){.dtype = p->type, .rows = view == VIEW_ROW ? rows : cols, .cols = view == VIEW_ROW ? cols : rows};
   if (!bench_random(d, source, (uint64_t)(i + 1), e)) return false;
   *o = operand_of_matrix(source, view);
   if (encoding_is_plain(encoding)) return true;
   *o = (struct operand){.encoding = *encoding, .view = view, .rows = rows, .cols = cols};
+  linear_set_outers(o, i == 0 ? p->tensor_a : p->tensor_b, p->arm);
   const size_t scales = (size_t)operand_scale_bytes(encoding, rows, cols), outer = (size_t)operand_outer_count(o) * sizeof(float);
   o->codes = d->k->allocate(d, (size_t)operand_code_bytes(encoding, rows, cols), e);
   if (scales) o->scales = d->k->allocate(d, scales, e);
@@ -75,8 +80,7 @@ static bool contract(void *context, struct error *e) {
 static bool measure(const struct bench *b, struct device *d, const struct product *p, struct bench_seconds *s,
                     struct error *e) {
   struct run_of r = {.d = d, .out = {.dtype = p->type, .rows = p->m, .cols = p->n}};
-  bool good = bench_random(d, &r.out, 3, e) && make_operand(&r, 0, &p->a, p->view_a, p->m, p->k, p->type, e) &&
-              make_operand(&r, 1, &p->b, p->view_b, p->n, p->k, p->type, e) && bench_measure(b, 0, contract, &r, s, e);
+  bool good = bench_random(d, &r.out, 3, e) && make_operand(&r, 0, p, e) && make_operand(&r, 1, p, e) && bench_measure(b, 0, contract, &r, s, e);
   release(&r);
   return good;
 }
@@ -138,9 +142,11 @@ static bool row(const struct bench *b, struct device *d, const struct roofs *roo
 static int products_of(const struct route *r, const struct extent *x, enum linear_site site, struct product out[3]) {
   const struct encoding *o = r->span[0].linear.operand;
   const struct linear_shape w = linear_shape(x, site);
-  out[0] = (struct product){linear_name(site), "fprop", r->name, x->tokens, w.n, w.k, o[FPROP_X], o[FPROP_W], VIEW_ROW, VIEW_ROW, r->activations};
-  out[1] = (struct product){linear_name(site), "dgrad", r->name, x->tokens, w.k, w.n, o[DGRAD_DY], o[DGRAD_W], VIEW_ROW, VIEW_COLUMN, r->activations};
-  out[2] = (struct product){linear_name(site), "wgrad", r->name, w.n, w.k, x->tokens, o[WGRAD_DY], o[WGRAD_X], VIEW_COLUMN, VIEW_COLUMN, r->activations};
+  const int64_t arm = linear_arm(x, site);
+  const enum dtype type = r->activations;
+  out[0] = (struct product){linear_name(site), "fprop", r->name, x->tokens, w.n, w.k, o[FPROP_X], o[FPROP_W], VIEW_ROW, VIEW_ROW, type, TENSOR_X, TENSOR_W, arm};
+  out[1] = (struct product){linear_name(site), "dgrad", r->name, x->tokens, w.k, w.n, o[DGRAD_DY], o[DGRAD_W], VIEW_ROW, VIEW_COLUMN, type, TENSOR_DY, TENSOR_W, arm};
+  out[2] = (struct product){linear_name(site), "wgrad", r->name, w.n, w.k, x->tokens, o[WGRAD_DY], o[WGRAD_X], VIEW_COLUMN, VIEW_COLUMN, type, TENSOR_DY, TENSOR_X, arm};
   return 3;
 }
 
@@ -189,7 +195,7 @@ static bool run_routes(const struct bench *b, struct device *d, const struct ext
     }
     for (int j = 0; j < (s->n ? s->n : 3); j++) {
       const struct encoding *o = r.span[0].linear.operand;
-      struct product p = {"-", "fprop", r.name, 0, 0, 0, o[FPROP_X], o[FPROP_W], VIEW_ROW, VIEW_ROW, r.activations};
+      struct product p = {"-", "fprop", r.name, 0, 0, 0, o[FPROP_X], o[FPROP_W], VIEW_ROW, VIEW_ROW, r.activations, TENSOR_X, TENSOR_W, 0};
       if (!parse_shape(s->n ? s->item[j] : squares[j], &p, e) || !fits(&p, e) || !row(b, d, roofs, &p, e)) return false;
     }
   }

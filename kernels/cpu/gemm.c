@@ -190,9 +190,9 @@ static void add_slice_in_f32(const struct contraction *c, float *acc, const char
 static void tile_task(void *context, int64_t index, int worker) {
   const struct contraction *c = context;
   int64_t strips_a = ceil_div(c->rows.count, GEMM_TILE_ROWS), strips_b = ceil_div(c->cols.count, GEMM_TILE_COLS);
-  int64_t resident = index / (strips_a * c->resident) * c->resident, place = index - resident * strips_a;
+  int64_t resident = index / (strips_a * c->resident) * c->resident, rest = index - resident * strips_a;
   int64_t width = strips_b - resident < c->resident ? strips_b - resident : c->resident;
-  int64_t i = place / width, j = resident + place % width;
+  int64_t i = rest / width, j = resident + rest % width;
   int64_t rows = rows_of_strip(&c->rows, i, GEMM_TILE_ROWS), cols = rows_of_strip(&c->cols, j, GEMM_TILE_COLS);
   const char *a = strip_of(c->panels_a, c, i, GEMM_TILE_ROWS), *b = strip_of(c->panels_b, c, j, GEMM_TILE_COLS);
   char *own = c->workers + worker * WORKER_BYTES;
@@ -203,10 +203,12 @@ static void tile_task(void *context, int64_t index, int worker) {
   else
     add_slice(c, acc, a, b, rows, cols);
   if (!c->last_slice) return;
-  int64_t row = c->rows.first + i * GEMM_TILE_ROWS, col = c->cols.first + j * GEMM_TILE_COLS;
-  float *totals = c->totals ? c->totals + index * TILE : acc;
-  gemm_end_segment(totals, acc, c->a, c->b, row, col, c->depth.first, rows, cols, c->first_segment);
-  if (c->last_segment) gemm_write(c->out, c->add, totals, row, col, rows, cols);
+  struct gemm_place place = {c->rows.first + i * GEMM_TILE_ROWS, c->cols.first + j * GEMM_TILE_COLS, rows, cols, c->depth.first};
+  float *totals = c->totals ? c->totals + index * TILE : NULL;
+  if (c->last_segment)
+    gemm_write(c->out, c->add, totals, acc, c->a, c->b, &place);
+  else
+    gemm_end_segment(totals, acc, c->a, c->b, &place, c->first_segment);
 }
 
 /* Where the segment of column k ends. */

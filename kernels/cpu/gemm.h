@@ -83,16 +83,20 @@ struct gemm_kernel {
 float gemm_constant(const struct encoding *a, const struct encoding *b);
 
 /* ---- the end of a tile's sums (gemm_epilogue.c) ----------------------------
- * Tiles are rows x cols, rows GEMM_TILE_COLS apart. */
+ * Sums and totals are whole tiles, rows GEMM_TILE_COLS apart. */
 
-/* A segment's sums become t of the definition in `totals` (first: assigned; else
- * added).  `row`, `col`: the tile's place in out; `k`: a column of the segment. */
-void gemm_end_segment(float *totals, const float *sums, const struct operand *a, const struct operand *b, int64_t row,
-                      int64_t col, int64_t k, int64_t rows, int64_t cols, bool first);
+/* A tile's outputs, and a column of the segment that has ended. */
+struct gemm_place {
+  int64_t row, col, rows, cols, k;
+};
 
-/* Adds the addend, if any, and writes; `totals` is overwritten. */
-void gemm_write(struct matrix *out, const struct matrix *add, float *totals, int64_t row, int64_t col, int64_t rows,
-                int64_t cols);
+/* A segment's sums become t of the definition in `totals` (first: assigned; else added). */
+void gemm_end_segment(float *totals, const float *sums, const struct operand *a, const struct operand *b,
+                      const struct gemm_place *p, bool first);
+
+/* The last segment's (totals NULL: the only one's) become outputs. */
+void gemm_write(struct matrix *out, const struct matrix *add, const float *totals, const float *sums,
+                const struct operand *a, const struct operand *b, const struct gemm_place *p);
 
 /* ---- kernels ---------------------------------------------------------------- */
 
