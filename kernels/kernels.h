@@ -87,6 +87,9 @@ int64_t operand_outer_count(const struct operand *o);
 /* Position of scale (r, c) in the tiled layout; `scale_cols` = cols / block. */
 int64_t operand_scale_offset(int64_t r, int64_t c, int64_t scale_cols);
 
+/* 1/k. */
+double operand_divisor(const struct encoding *e);
+
 /* values[cols] of row r of an operand in host memory, of any format, as above:
  * in double, where the product is exact but for k. A transform is not undone. */
 void operand_decode(const struct operand *o, int64_t r, double *values);

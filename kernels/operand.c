@@ -66,7 +66,7 @@ static double decode_code(const struct operand *o, int64_t r, int64_t c) {
   return (double)e2m1_decode(code & 15u) * (double)step;
 }
 
-static double divisor_of(const struct encoding *e) {
+double operand_divisor(const struct encoding *e) {
   if (e->format == FORMAT_MXFP4) return e->scale == SCALE_MX_FLOOR ? 1 : 6;
   if (e->format == FORMAT_NVFP4) return e->scale == SCALE_TENSOR_4OVER6 ? 6 * 256 : 6 * 448;
   return 1;
@@ -82,6 +82,6 @@ void operand_decode(const struct operand *o, int64_t r, double *values) {
     }
     double x = decode_code(o, r, c);
     if (outer) x *= (double)outer[c / segment];
-    values[c] = x / divisor_of(&o->encoding);
+    values[c] = x / operand_divisor(&o->encoding);
   }
 }

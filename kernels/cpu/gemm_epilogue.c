@@ -18,22 +18,8 @@ bool gemm_has_outer(const struct encoding *e) {
   return false;
 }
 
-/* What codes times scales times outer stand above the value. */
-static double divisor(const struct encoding *e) {
-  switch (e->format) {
-    case FORMAT_MXFP4: return e->scale == SCALE_MX_FLOOR ? 1 : 6;
-    case FORMAT_NVFP4: return e->scale == SCALE_TENSOR_4OVER6 ? 6 * 256 : 6 * 448;
-    case FORMAT_F32:
-    case FORMAT_BF16:
-    case FORMAT_E4M3:
-    case FORMAT_E5M2:
-    case FORMAT_NVFP4_LOCAL: return 1;
-  }
-  return 1;
-}
-
 float gemm_constant(const struct encoding *a, const struct encoding *b) {
-  return (float)(1.0 / (divisor(a) * divisor(b)));
+  return (float)(1.0 / (operand_divisor(a) * operand_divisor(b)));
 }
 
 /* What multiplies the sums of a tile: (of_row[r] * of_col[c]) * constant. */
