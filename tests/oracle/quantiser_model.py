@@ -314,9 +314,8 @@ def local_strip(z, rule, tile, field):
     in_units = (z * spread(unit, height, 16, z.shape)).astype(F32)
     with np.errstate(over="ignore", invalid="ignore"):
         codes = cast(in_units, spread(e, height, 16, z.shape), field)
-    # A scale of 0 has codes 0; one that only folding makes 0 leaves them.
-    codes = np.where(spread(scale == 0, height, 16, z.shape), 0, codes).astype(np.uint8)
     folded = e4m3((e4m3_value(scale) * of_block(fold)).astype(F32))
+    codes = np.where(spread(folded == 0, height, 16, z.shape), 0, codes).astype(np.uint8)
     scales = spread(folded, height, 1, (z.shape[0], folded.shape[1]))
     outer = F32(np.nan) if bad else outer
     value = e2m1_value(codes) * spread(e4m3_value(folded), height, 16, z.shape) * F64(outer)
