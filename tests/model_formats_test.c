@@ -165,6 +165,69 @@ TEST(arms) {
   }
 }
 
+/* ---- one read, two encodings ----------------------------------------------------- */
+
+static const struct kernels *real;
+static int weights_read, gradients_emitted;
+static bool hybrid_weights, hybrid_gradients;
+
+static bool is_hybrid(const struct emission *out, enum format row, enum format column) {
+  return out->row && out->column && out->row->encoding.format == row && out->column->encoding.format == column;
+}
+
+static void watch_quantise(struct device *d, const struct emission *out, const struct matrix *source) {
+  weights_read++;
+  hybrid_weights = hybrid_weights && is_hybrid(out, FORMAT_MXFP4, FORMAT_NVFP4_LOCAL);
+  real->quantise(d, out, source);
+}
+static void watch_swiglu(struct device *d, const struct emission *out, const struct matrix *d_act,
+                         const struct matrix *gate_up) {
+  gradients_emitted++;
+  hybrid_gradients = hybrid_gradients && is_hybrid(out, FORMAT_NVFP4_LOCAL, FORMAT_MXFP4) && out->plain == NULL;
+  real->swiglu_backward(d, out, d_act, gate_up);
+}
+
+/* A weight is read once for its MXFP4 row view and its NVFP4 column view, as a
+ * gradient is for the reverse; each view is what a route of its own format has. */
+TEST(hybrid) {
+  static const char *const routes[3] = {"operand-hybrid-h32", "mxfp4-row-sr-h32", "nvfp4-local"};
+  struct rig g[3];
+  struct model_config c = rig_config_of("nvfp4-local");
+  struct model_shape s = rig_shape(2, DTYPE_BF16);
+  for (int i = 0; i < 3; i++) {
+    struct route r;
+    struct error e;
+    CHECK(route_named(routes[i], 3, &r, &e));
+    if (!executes(&r, &c, &s)) return;
+    if (!rig_open_route(&g[i], &c, &r, &s, 2)) return;
+  }
+  real = g[0].d->k;
+  struct kernels watched = *real;
+  watched.quantise = watch_quantise;
+  watched.swiglu_backward = watch_swiglu;
+  g[0].d->k = &watched;
+  hybrid_weights = hybrid_gradients = true;
+  model_refresh_weights(g[0].m);
+  CHECK(weights_read == 3 * LINEAR_SITES && hybrid_weights);
+  float *gradients = gradients_of(&g[0], 11);
+  CHECK(gradients_emitted == 3 && hybrid_gradients);
+  free(gradients);
+  g[0].d->k = real;
+  for (int site = 0; site < LINEAR_SITES; site++) {
+    const struct views *hybrid = &g[0].m->block[2].linear[site].w;
+    const struct operand *row = &g[1].m->block[2].linear[site].w.row, *column = &g[2].m->block[2].linear[site].w.column;
+    CHECK(encoding_equal(&hybrid->row.encoding, &row->encoding) && encoding_equal(&hybrid->column.encoding, &column->encoding));
+    CHECK(memcmp(hybrid->row.codes, row->codes, (size_t)operand_code_bytes(&row->encoding, row->rows, row->cols)) == 0);
+    CHECK(memcmp(hybrid->column.codes, column->codes, (size_t)operand_code_bytes(&column->encoding, column->rows, column->cols)) == 0);
+    CHECK(memcmp(hybrid->column.outer, column->outer, (size_t)operand_outer_count(column) * sizeof(float)) == 0);
+  }
+  /* the forward is MXFP4's */
+  gradients = gradients_of(&g[1], 11);
+  CHECK(memcmp(g[0].nll, g[1].nll, (size_t)g[0].tokens * sizeof(float)) == 0);
+  free(gradients);
+  for (int i = 0; i < 3; i++) rig_close(&g[i]);
+}
+
 /* ---- heads -------------------------------------------------------------------- */
 
 static bool head_route(struct route *r, const struct route_words *w) {
@@ -359,6 +422,7 @@ int main(void) {
   RUN(signals);
   RUN(who_draws);
   RUN(arms);
+  RUN(hybrid);
   RUN(heads);
   RUN(heads_refused);
   RUN(forward_tail);

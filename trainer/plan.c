@@ -41,7 +41,10 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
   const double causal = model_config_flops(s, c->train.seq_len, true);
   const double matmul = 6.0 * (double)model_config_matmul_params(s);
   out->attention = tokens * (causal - matmul) / m->bf16_flops;
-  out->head = tokens * 6.0 * (double)(s->vocab_size * s->hidden_size) / m->bf16_flops;
+  const struct encoding *h = c->route.head.operand;
+  out->head = tokens * 2.0 * (double)(s->vocab_size * s->hidden_size) *
+              (1 / machine_contraction_flops(m, &h[FPROP_X], &h[FPROP_W]) + 1 / machine_contraction_flops(m, &h[DGRAD_DY], &h[DGRAD_W]) +
+               1 / machine_contraction_flops(m, &h[WGRAD_DY], &h[WGRAD_X]));
   out->recompute = forward; /* of linears; attention's share is small beside it */
 
   const double n = (double)model_config_param_count(s);
@@ -192,7 +195,7 @@ bool plan_print(FILE *out, const struct config *c, const struct machine *machine
     print_machine(out, c, machine_named("gb200"), gpus, (double)arena.used);
     print_machine(out, c, machine_named("h200"), gpus, (double)arena.used);
   }
-  fprintf(out, "\nThe roofline counts contractions at the dense peak of their formats, attention (causal half) and head at BF16's, the\n"
+  fprintf(out, "\nThe roofline counts contractions at the dense peak of their formats, attention (causal half) at BF16's, the\n"
                "optimizer's state read and written once at memory bandwidth, and FP32 gradients all-reduced by rings, hidden behind\n"
                "the last pass' backward as far as they fit; no element-wise work. `passes` are micro-batches accumulated. MFU is\n"
                "against the BF16 peak, causal convention, so FP4 and FP8 contractions can take it above 100%%. No real run reaches it.\n");
