@@ -9,15 +9,17 @@ import ctypes
 import ctypes.util
 import functools
 import json
+import math
 import os
 import re
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 
-from fp4d import (BUILD, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, PREEMPTED, PROGRAM, ROOT, SYSTEM, USAGE, Place, Skipped, check,
-                  main)
+from fp4d import (BUILD, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, H5PY_PYTHON, PREEMPTED, PROGRAM, ROOT, SYSTEM, USAGE, Place, Skipped,
+                  check, have_h5py, main)
 
 ASAN = os.environ.get("FP4D_ASAN", os.path.join(BUILD, "asan", "fp4d"))
 NOBODY = 65534
@@ -334,52 +336,147 @@ def lost_rank():
 case("lost_rank", lost_rank)
 
 
-def other_model(settings, pattern):
+def other_model(settings, pattern, code=CHECKPOINT, evaluated=True):
+    """What a start refuses `check` finds too; eval refuses it where it would evaluate another model."""
     shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
     sets = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")]
-    refused(CHECKPOINT, pattern, *TRAIN, *sets)
-    if "train.master" not in settings:
-        refused(CHECKPOINT, pattern, "eval", "work/run", "tiny.yaml", *sets)
+    refused(code, pattern, *TRAIN, *sets)
+    out = place.command("check", *TRAIN[1:], *sets, environment=ENVIRONMENT)
+    check(out.code == code and re.search("PROBLEM +checkpoint", out.text), f"check: exit code {out.code}", out.text)
+    if evaluated:
+        refused(code, pattern, "eval", "work/run", "tiny.yaml", *sets)
+    check(place.steps("work/run") == [1, 2], "nothing has changed")
 
 
-for name, settings, pattern in (
-        ("wider", {"model.hidden_size": 128}, r"tok_embeddings\.weight is \[258, 64\] \S+, the model wants \[258, 128\]"),
-        ("more_vocabulary", {"model.vocab_size": 300}, r"tok_embeddings\.weight is \[258, 64\]"),
-        ("other_ffn", {"model.ffn_size": 160}, r"feed_forward"), ("other_heads", {"model.n_kv_heads": 2}, r"attention"),
-        ("more_layers", {"model.n_layers": 3}, r"holds no tensor master/layers\.2\."),
-        ("fewer_layers", {"model.n_layers": 1}, r"holds \d+ parameters, the model has \d+"),
-        ("tied", {"model.tied": "true"}, r"holds \d+ parameters, the model has \d+"),
-        ("no_master", {"train.master": "false"}, r"FP32 master")):
-    case("other_model_" + name, other_model, settings, pattern)
+for name, settings, words in (
+        ("wider", {"model.hidden_size": 128}, r"model\.hidden_size: 64 -> 128, model\.head_dim: 32 -> 64"),
+        ("more_vocabulary", {"model.vocab_size": 300}, r"model\.vocab_size: 258 -> 300"),
+        ("other_ffn", {"model.ffn_size": 160}, r"model\.ffn_size: 128 -> 160"), ("other_heads", {"model.n_kv_heads": 2}, r"model\.n_kv_heads: 1 -> 2"),
+        ("same_shapes", {"model.n_heads": 4, "model.n_kv_heads": 2, "model.head_dim": 16}, r"model\.n_heads: 2 -> 4, model\.n_kv_heads: 1 -> 2"),
+        ("more_layers", {"model.n_layers": 3}, r"model\.n_layers: 2 -> 3"), ("fewer_layers", {"model.n_layers": 1}, r"model\.n_layers: 2 -> 1"),
+        ("tied", {"model.tied": "true"}, r"model\.tied: false -> true")):
+    case("other_model_" + name, other_model, settings, "is of another model: " + words)
+case("other_model_no_master", other_model, {"train.master": "false"}, r"FP32 master", evaluated=False)
+case("other_samples_longer", other_model, {"train.seq_len": 64}, r"train\.seq_len: 32 -> 64", DATA, evaluated=False)
+case("other_samples_seed", other_model, {"data.seed": 9}, r"data\.seed: 1 -> 9", DATA, evaluated=False)
+
+
+def other_samples_allowed():
+    """Said aloud, and tokens are counted as they were read."""
+    shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
+    place.command(*TRAIN, "--set", "train.seq_len=64", "--set", "data.allow_change=true", environment=ENVIRONMENT).expect(
+        DONE, r"warning: samples are others than before: train\.seq_len: 32 -> 64")
+    check(place.column("work/run", "tokens") == [64, 128, 256], "tokens", str(place.column("work/run", "tokens")))
+    check(place.meta("work/run", 3)["tokens"] == 256, "tokens in the checkpoint")
+
+
+case("other_samples_allowed", other_samples_allowed)
+
+
+def evaluated_otherwise():
+    """eval may use another route or other frequencies, and says so."""
+    shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
+    place.command("eval", "work/run", "tiny.yaml", "--set", "model.rope_theta=20000", "--set", "route=mxfp4-row-sr", environment=ENVIRONMENT).expect(
+        DONE, r"warning: not as the checkpoint was trained: model\.rope_theta: 10000 -> 20000", r'not the checkpoint.s route: route: "bf16" -> "mxfp4-row-sr"')
+    refused(DATA, r"holds \d+ samples, 1000000 are asked for", "eval", "work/run", "tiny.yaml", "--samples", "1000000")
+    refused(DATA, r"holds \d+ samples, 1000000 are asked for", "train", "tiny.yaml", "--set", "validation.samples=1000000")
+
+
+case("evaluated_otherwise", evaluated_otherwise)
 
 
 class Hash128(ctypes.Structure):
     _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
 
 
-def forged(change, pattern):
-    """A manifest whose digest holds but whose meta nobody can have written."""
+def xxh3(content):
     library = ctypes.util.find_library("xxhash")
     if not library:
         raise Skipped("no libxxhash")
     xxh = ctypes.CDLL(library)
     xxh.XXH3_128bits.restype, xxh.XXH3_128bits.argtypes = Hash128, (ctypes.c_char_p, ctypes.c_size_t)
-    shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
-    path = place.at(NEW, "manifest.json")
+    h = xxh.XXH3_128bits(content, len(content))
+    return f"{h.high:016x}{h.low:016x}"
+
+
+def reseal(step, change):
+    """Changes a manifest and gives it the digest that the program would."""
+    path = place.at(step, "manifest.json")
     manifest = json.loads(read(path))
     said = manifest.pop("xxh3_128")
 
     def digest():
-        text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-        h = xxh.XXH3_128bits(text, len(text))
-        return f"{h.high:016x}{h.low:016x}"
+        return xxh3(json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
     check(digest() == said, "this test computes the digest as the program does")
-    meta = json.loads(manifest["meta"])
-    meta = change(meta) or meta
-    manifest["meta"] = meta if isinstance(meta, str) else json.dumps(meta)
-    manifest["xxh3_128"] = digest() if "xxh3_128" not in manifest else None
+    change(manifest)
+    manifest["xxh3_128"] = digest()
     write(path, json.dumps(manifest).encode())
+
+
+def forged(change, pattern):
+    """A manifest whose digest holds but whose meta nobody can have written."""
+    def change_meta(manifest):
+        meta = json.loads(manifest["meta"])
+        meta = change(meta) or meta
+        manifest["meta"] = meta if isinstance(meta, str) else json.dumps(meta)
+    shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
+    reseal(NEW, change_meta)
     refused(CHECKPOINT, pattern, *TRAIN)
+
+
+def poisoned(tensor, value, pattern):
+    """One element of a tensor, in a checkpoint whose digests hold: named before an update spreads it."""
+    if not have_h5py():
+        raise Skipped("no h5py")
+    shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
+    path = place.at(NEW, "rank-00000.h5")
+    code = "import h5py, sys; d = h5py.File(sys.argv[1], 'r')[sys.argv[2]]; print(d.id.get_offset() + d.size // 2 * 4)"
+    at = int(subprocess.run([H5PY_PYTHON, "-c", code, path, tensor], capture_output=True, text=True, timeout=60, check=True).stdout)
+    content = bytearray(read(path))
+    content[at:at + 4] = struct.pack("<f", value)
+    write(path, bytes(content))
+    reseal(NEW, lambda manifest: manifest["files"][0].update(xxh3_128=xxh3(bytes(content))))
+    if pattern is None:
+        place.command(*TRAIN, environment=ENVIRONMENT).expect(DONE)
+        return
+    refused(CHECKPOINT, rf"element \d+ of {tensor} is {pattern} \(an earlier step may be sound", *TRAIN)
+    check(place.column("work/run", "update") == [1, 2], "no update was made from it")
+    if tensor.startswith("master"):
+        refused(CHECKPOINT, rf"element \d+ of {tensor} is {pattern}", "eval", "work/run", "tiny.yaml")
+        refused(CHECKPOINT, rf"element \d+ of {tensor} is {pattern}", "generate", "work/run")
+
+
+for name, tensor, value, pattern in (
+        ("weight_nan", "master/layers.1.attention.wq.weight", math.nan, "-?nan"), ("weight_infinite", "master/norm.weight", -math.inf, "-inf"),
+        ("embedding_nan", "master/tok_embeddings.weight", math.nan, "-?nan"), ("moment_nan", "adam_m/output.weight", math.nan, "-?nan"),
+        ("moment_infinite", "adam_m/layers.0.feed_forward.w1.weight", math.inf, "inf"),
+        ("second_moment_nan", "adam_v/layers.0.feed_forward.w2.weight", math.nan, "-?nan"),
+        ("second_moment_negative", "adam_v/output.weight", -1e-9, "-1e-09"),
+        ("second_moment_overflown", "adam_v/output.weight", math.inf, None)):
+    case("poisoned_" + name, poisoned, tensor, value, pattern)
+
+
+def outgrown():
+    """Finite weights whose output is not: generate names it, eval writes it down."""
+    if not have_h5py():
+        raise Skipped("no h5py")
+    shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
+    path = place.at(NEW, "rank-00000.h5")
+    code = "import h5py, sys; d = h5py.File(sys.argv[1], 'r')[sys.argv[2]]; print(d.id.get_offset(), d.size)"
+    at, n = map(int, subprocess.run([H5PY_PYTHON, "-c", code, path, "master/output.weight"], capture_output=True, text=True, timeout=60,
+                                    check=True).stdout.split())
+    content = bytearray(read(path))
+    content[at:at + 4 * n] = struct.pack("<f", 3e38) * n
+    write(path, bytes(content))
+    reseal(NEW, lambda manifest: manifest["files"][0].update(xxh3_128=xxh3(bytes(content))))
+    refused(CHECKPOINT, r"the logit of token 0 is \S+ after 1 tokens", "generate", "work/run")
+    place.command("eval", "work/run", "tiny.yaml", "--json", "eval.json", environment=ENVIRONMENT).expect(DONE, r"loss -?(nan|inf)")
+    with open(place.at("eval.json")) as f:
+        values = json.load(f)["sequence_nll"]
+    check(len(values) == 1 and values[0] in ("nan", "inf"), f"NLL by sequence {values}")
+
+
+case("outgrown", outgrown)
 
 
 def put(key, value, *inner):
@@ -392,7 +489,7 @@ def put(key, value, *inner):
 
 
 for name, change, pattern in (
-        ("no_meta", lambda meta: "not JSON", r"meta is not JSON"), ("other_format", put("format", 2), r"meta of another format"),
+        ("no_meta", lambda meta: "not JSON", r"carries no configuration"), ("other_format", put("format", 2), r"meta of another format"),
         ("bad_digest", put("train_digest", "xyz"), r"meta of another format"), ("other_update", put("update", 3), r"impossible counts"),
         ("negative_samples", put("samples", -1), r"impossible counts"), ("huge_samples", put("samples", 2**62), r"impossible counts"),
         ("applied", put("applied", 3), r"impossible counts"), ("negative_count", put("loss_window", -5, "count"), r"impossible counts"),

@@ -15,6 +15,7 @@
 #include "data/data.h"
 #include "trainer/command.h"
 #include "trainer/config.h"
+#include "trainer/match.h"
 #include "trainer/plan.h"
 #include "trainer/state.h"
 
@@ -174,6 +175,17 @@ static bool check_folder(struct report *r, const struct config *c, const char *f
   return false;
 }
 
+/* Would a start take it? */
+static bool check_match(struct report *r, const struct config *c, const struct checkpoint *k) {
+  struct error e = {0};
+  char *dump = config_dump(c);
+  bool good = dump != NULL || error_set(&e, ERROR_SYSTEM, "out of memory");
+  good = good && match_model(k, dump, &e) && match_precision(k, dump, &e) && match_samples(k, dump, c->data.allow_change, false, &e);
+  free(dump);
+  if (!good) say_problem(r, "checkpoint", &e);
+  return good;
+}
+
 static void check_checkpoints(struct report *r, const struct config *c, const char *checkpoints, bool *some) {
   struct error e = {0};
   *some = false;
@@ -189,8 +201,9 @@ static void check_checkpoints(struct report *r, const struct config *c, const ch
   } else {
     *some = true;
     int64_t update = checkpoint_update(k);
-    say_ok("checkpoint", "%s is whole: the run %s", checkpoint_path(k),
-           update >= c->train.updates ? "is done" : "goes on from there");
+    if (check_match(r, c, k))
+      say_ok("checkpoint", "%s is whole: the run %s", checkpoint_path(k),
+             update >= c->train.updates ? "is done" : "goes on from there");
     checkpoint_close(k);
   }
 }

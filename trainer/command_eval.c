@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "trainer/command.h"
+#include "trainer/match.h"
 #include "trainer/record.h"
 #include "trainer/run.h"
 #include "trainer/state.h"
@@ -33,7 +34,7 @@ static bool write_json(const char *path, const struct checkpoint *k, const struc
   record_real(o, "standard_error", v->standard_error);
   record_integer(o, "samples", v->samples);
   record_integer(o, "targets", v->targets);
-  for (int64_t i = 0; i < v->samples; i++) json_array_append_new(each, json_real(nll[i]));
+  for (int64_t i = 0; i < v->samples; i++) json_array_append_new(each, record_number(nll[i]));
   json_object_set_new(o, "sequence_nll", each);
   bool good = json_dump_file(o, path, JSON_REAL_PRECISION(17) | JSON_INDENT(1)) == 0;
   json_decref(o);
@@ -46,7 +47,13 @@ static bool evaluate(struct run *run, const struct eval_arguments *a, struct err
     checkpoint_close(k);
     return false;
   }
-  const int64_t samples = run_validation_samples(run, a->samples >= 0 ? a->samples : run->config.validation.samples);
+  if (run->rank == 0) match_warn(k, run->config_text);
+  const int64_t wanted = a->samples >= 0 ? a->samples : run->config.validation.samples;
+  if (!comm_agree(run->comm, run_has_validation_samples(run, wanted, e), e)) {
+    checkpoint_close(k);
+    return false;
+  }
+  const int64_t samples = run_validation_samples(run, wanted);
   double *nll = malloc((size_t)samples * sizeof *nll);
   struct evaluation v;
   bool good = comm_agree(run->comm, nll != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e) &&

@@ -253,6 +253,7 @@ static bool one_update(struct loop *l, struct error *e) {
   if (judgement.verdict != VERDICT_HALT) {
     run->update = update;
     run->samples += c->train.global_batch;
+    run->tokens_read += c->train.global_batch * c->train.seq_len;
   }
   struct update_report report = {
       .update = update,

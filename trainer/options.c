@@ -101,7 +101,7 @@ static const struct option data_rows[] = {
     {.key = "seed", .type = OPTION_INTEGER, IN(data.seed), .low = 0, .high = ANY_MAX, .fallback = "1",
      .help = "Keys the order of documents and of samples."},
     {.key = "allow_change", .type = OPTION_BOOL, IN(data.allow_change), .fallback = "false",
-     .help = "Resume although the stream's content is another than at the checkpoint."},
+     .help = "Resume although the stream's content, train.seq_len or data.seed is another than at the checkpoint."},
     {.key = "tokenizer", .type = OPTION_CHOICE, IN(data.tokenizer), .words = tokenizers, .fallback = "bytes",
      .help = "How text becomes token ids; bytes: 256 byte values, begin and end of text."},
 };

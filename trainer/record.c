@@ -20,10 +20,11 @@ struct record_file {
   char path[1024];
 };
 
-void record_real(json_t *object, const char *key, double value) {
-  json_t *number = isfinite(value) ? json_real(value) : json_string(isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
-  json_object_set_new(object, key, number);
+json_t *record_number(double value) {
+  return isfinite(value) ? json_real(value) : json_string(isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
 }
+
+void record_real(json_t *object, const char *key, double value) { json_object_set_new(object, key, record_number(value)); }
 
 void record_integer(json_t *object, const char *key, int64_t value) {
   json_object_set_new(object, key, json_integer(value));

@@ -30,6 +30,9 @@ bool record_begin(struct record_file *f, int64_t update, struct error *e);
 bool record_write(struct record_file *f, json_t *object, struct error *e);
 void record_close(struct record_file *f);
 
+/* A number as JSON; what is not finite is the text "nan", "inf" or "-inf". */
+json_t *record_number(double value);
+
 /* object[key] = value, as the file writes it. */
 void record_real(json_t *object, const char *key, double value);
 void record_integer(json_t *object, const char *key, int64_t value);

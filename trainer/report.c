@@ -35,7 +35,7 @@ json_t *report_record(const struct run *run, const struct update_report *r) {
   record_real(o, "lr", r->step->lr);
   record_real(o, "update_to_weight", r->step->update_to_weight);
   record_integer(o, "samples", run->samples);
-  record_integer(o, "tokens", run->samples * run->config.train.seq_len);
+  record_integer(o, "tokens", run->tokens_read);
   record_integer(o, "targets", r->batch_targets);
   record_hash(o, "batch_hash", r->batch_hash);
   record_text(o, "verdict", verdict_name[r->judgement->verdict]);

@@ -121,6 +121,7 @@ static bool open_data(struct run *run, enum run_purpose purpose, struct error *e
   if (purpose != RUN_GENERATE && c->data.validation[0] &&
       !open_stream(run, c->data.validation, &run->validation, &run->validation_order, e))
     return false;
+  if (purpose == RUN_TRAIN && run->validation && !run_has_validation_samples(run, c->validation.samples, e)) return false;
   if (purpose == RUN_EVAL && !run->validation)
     return error_set(e, ERROR_CONFIG, "data.validation names no stream to evaluate on");
   return true;
@@ -229,9 +230,15 @@ bool run_parameter_hash(struct run *run, struct hash *out, struct error *e) {
   return good;
 }
 
+bool run_has_validation_samples(const struct run *run, int64_t wanted, struct error *e) {
+  const int64_t have = data_order_epoch_samples(&run->validation_order);
+  if (wanted <= have) return true;
+  error_set(e, ERROR_DATA, "%s holds %" PRId64 " samples, %" PRId64 " are asked for", stream_path(run->validation), have, wanted);
+  return error_hint(e, "0 takes all there are");
+}
+
 int64_t run_validation_samples(const struct run *run, int64_t wanted) {
-  int64_t have = data_order_epoch_samples(&run->validation_order);
-  return wanted == 0 || wanted > have ? have : wanted;
+  return wanted == 0 ? data_order_epoch_samples(&run->validation_order) : wanted;
 }
 
 bool run_evaluate(struct run *run, int64_t samples, double *sequence_nll, struct evaluation *out, struct error *e) {

@@ -52,6 +52,7 @@ struct run {
   int64_t update;  /* updates done, skipped ones included */
   int64_t applied; /* updates that changed parameters: AdamW's t */
   int64_t samples; /* samples consumed: the next update reads from here */
+  int64_t tokens_read; /* in these; samples may have had another length before a resume */
   struct hash init_hash; /* of the initial parameters */
   struct divergence divergence;
 };
@@ -78,7 +79,8 @@ struct evaluation {
   int64_t samples, targets;
   double mean, standard_error;
 };
-int64_t run_validation_samples(const struct run *run, int64_t wanted);
+int64_t run_validation_samples(const struct run *run, int64_t wanted); /* 0: all there are */
+bool run_has_validation_samples(const struct run *run, int64_t wanted, struct error *e); /* false: ERROR_DATA */
 bool run_evaluate(struct run *run, int64_t samples, double *sequence_nll, struct evaluation *out, struct error *e);
 
 /* Sets what fprop contracts to what update `update` (0: before the first) does. */

@@ -68,7 +68,11 @@ static bool next_logits(struct run *run, const int32_t *ids, int64_t n, float *l
   struct micro_batch b = {.inputs = run->inputs, .targets = run->targets};
   model_logits(run->model, &b, used - 1, run->logits);
   k->download(run->device, logits, run->logits, (size_t)vocab * sizeof(float));
-  return k->synchronize(run->device, e);
+  if (!k->synchronize(run->device, e)) return false;
+  for (int64_t i = 0; i < vocab; i++)
+    if (!isfinite(logits[i]))
+      return error_set(e, ERROR_CHECKPOINT, "the logit of token %" PRId64 " is %g after %" PRId64 " tokens", i, (double)logits[i], n);
+  return true;
 }
 
 bool sample_text(struct run *run, const char *prompt, const struct sampling *s, FILE *out, struct error *e) {

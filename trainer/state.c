@@ -2,15 +2,18 @@
 
 #include <inttypes.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/log.h"
+#include "checkpoints/store.h"
 #include "kernels/formats.h"
 #include "trainer/changes.h"
 #include "trainer/constants.h"
+#include "trainer/match.h"
 #include "trainer/record.h"
 #include "trainer/version.h"
 
@@ -127,7 +130,7 @@ static char *meta_make(const struct run *run) {
   record_integer(meta, "update", run->update);
   record_integer(meta, "applied", run->applied);
   record_integer(meta, "samples", run->samples);
-  record_integer(meta, "tokens", run->samples * run->config.train.seq_len);
+  record_integer(meta, "tokens", run->tokens_read);
   record_integer(meta, "seed", run->config.run.seed);
   record_integer(meta, "world", run->world);
   record_text(meta, "route", run->config.route.name);
@@ -164,12 +167,31 @@ bool state_save(struct state *s, struct run *run, struct error *e) {
 
 /* ---- restoring ------------------------------------------------------------ */
 
+static float element(const void *data, enum dtype dtype, int64_t i) {
+  if (dtype == DTYPE_F32) return ((const float *)data)[i];
+  return bf16_decode(((const uint16_t *)data)[i]);
+}
+
+/* No update leaves such values (non-finite gradients touch nothing), but one that is there
+ * would make the next update's parameters NaN before anything is seen.  A second moment may
+ * have overflowed: its parameter then stands still. */
+static bool sound(const struct checkpoint *k, const struct tensor_slice *s, bool second_moment, struct error *e) {
+  const int64_t n = s->rows * s->cols;
+  for (int64_t i = 0; i < n; i++) {
+    const float x = element(s->data, s->dtype, i);
+    if (second_moment ? x >= 0 : isfinite(x)) continue;
+    error_set(e, ERROR_CHECKPOINT, "checkpoint %s: element %" PRId64 " of %s is %g", checkpoint_path(k), i, s->name, (double)x);
+    return error_hint(e, "an earlier step may be sound: --resume PATH");
+  }
+  return true;
+}
+
 /* Reads one whole tensor of the checkpoint into host memory. */
 static bool read_tensor(struct checkpoint *k, const struct param *p, const char *prefix, enum dtype dtype, void *host,
                         struct error *e) {
   struct tensor_slice s = slice_of(p, prefix, dtype);
   s.data = host;
-  return checkpoint_read(k, &s, 1, e);
+  return checkpoint_read(k, &s, 1, e) && sound(k, &s, strcmp(prefix, "adam_v") == 0, e);
 }
 
 /* Tensors of a kind. */
@@ -211,13 +233,14 @@ static bool read_weights(struct run *run, struct checkpoint *k, struct error *e)
   const enum dtype dtype = run->config.train.param_dtype;
   float *master = model_master(run->model);
   const bool stored_master = tensor_number(k, "master") > 0;
+  if (!match_model(k, run->config_text, e)) return false;
   if (master && !stored_master) {
     error_set(e, ERROR_CHECKPOINT, "checkpoint %s holds no FP32 master weights", checkpoint_path(k));
     return error_hint(e, "it was written with train.master: false; resume with the same");
   }
   if (stored_master && !master && model_gradients(run->model)) {
     error_set(e, ERROR_CHECKPOINT, "checkpoint %s holds FP32 master weights, this run keeps none", checkpoint_path(k));
-    return error_hint(e, "resume with train.master: true");
+    return error_hint(e, "it was written with train.param_dtype: bf16 and train.master: true; resume with the same");
   }
 
   if (!nothing_more(run, k, stored_master ? "master" : "param", e)) return false;
@@ -283,8 +306,10 @@ static bool counters_from_json(struct run *run, const struct checkpoint *k, cons
   run->update = json_integer_value(json_object_get(meta, "update"));
   run->applied = json_integer_value(json_object_get(meta, "applied"));
   run->samples = json_integer_value(json_object_get(meta, "samples"));
+  run->tokens_read = json_integer_value(json_object_get(meta, "tokens"));
   return run->update == checkpoint_update(k) && run->applied >= 0 && run->applied <= run->update && run->samples >= 0 &&
-         run->samples <= INT64_MAX / 4 / run->config.train.seq_len &&
+         run->samples <= INT64_MAX / 4 / run->config.train.seq_len && run->tokens_read >= run->samples &&
+         run->tokens_read <= INT64_MAX / 4 &&
          detector_from_json(&run->divergence.loss, json_object_get(meta, "loss_window")) &&
          detector_from_json(&run->divergence.grad_norm, json_object_get(meta, "grad_norm_window"));
 }
@@ -312,6 +337,7 @@ bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e)
       error_hint(e, "restore the stream, or allow it with --set data.allow_change=true");
     }
   }
+  good = good && match_samples(k, run->config_text, run->config.data.allow_change, run->rank == 0, e);
   if (good && !counters_from_json(run, k, meta))
     good = error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta holds impossible counts", checkpoint_path(k));
   json_decref(meta);
@@ -320,6 +346,7 @@ bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e)
 
 struct checkpoint *state_find(const char *path, struct error *e) {
   char inner[1200];
+  if (!store_path_fits(path, e)) return NULL;
   snprintf(inner, sizeof inner, "%s/manifest.json", path);
   if (file_exists(inner)) return checkpoint_open(path, true, e);
   state_folder(path, inner, sizeof inner);

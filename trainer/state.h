@@ -23,8 +23,9 @@ enum resume_kind { RESUME_AUTO, RESUME_NONE, RESUME_PATH };
 
 /* Restores tensors and counters per `kind` ("auto": the newest whole one of the
  * run's folder, a fresh start if there is none at all).  *resumed tells whether
- * anything was restored.  Changed configuration keys are logged old -> new; a
- * changed training stream is refused unless data.allow_change. */
+ * anything was restored.  Changed configuration keys are logged old -> new; what
+ * makes it another model, or other samples (unless data.allow_change), is refused, as
+ * is a value that is not finite. */
 bool state_restore(struct run *run, enum resume_kind kind, const char *path, bool *resumed, struct error *e);
 
 /* Opens what PATH means: a step folder, a folder of steps or a run's folder
