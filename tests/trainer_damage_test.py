@@ -243,6 +243,8 @@ def bad_checkpoint(damage, pattern):
     check("update 1  loss" in out.text, "the older one is evaluated", out.text)
     out = place.command("inspect", NEW, "--verify", environment=ENVIRONMENT)
     check(out.code in (CHECKPOINT, DATA) and "Sanitizer" not in out.text, f"inspect: exit code {out.code}", out.text)
+    if place.program != PROGRAM and "manifest" in pattern:
+        return  # the rest trains, which the sanitized program does slowly: once is enough for the rank files
     shutil.copytree(place.at("work/run"), place.at("work/both"), symlinks=True)
     out = place.command(*TRAIN, environment=ENVIRONMENT).expect(DONE, "warning: checkpoint passed over: .*step-00000002", r"at update 1\n")
     check("Sanitizer" not in out.text, "", out.text)
