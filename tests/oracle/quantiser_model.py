@@ -165,15 +165,17 @@ def ceil_log2(a):
 
 
 class Operand:
-    """codes [rows, cols], scales [rows, scale columns] (bytes), outer [strips, segments], value float64."""
+    """codes [rows, cols], scales [rows, scale columns] (bytes), outer [strips, segments], value
+    float64, beyond (where rounding began above the largest code)."""
 
-    def __init__(self, codes, scales, outer, value):
-        self.codes, self.scales, self.outer, self.value = codes, scales, outer, value
+    def __init__(self, codes, scales, outer, value, beyond):
+        self.codes, self.scales, self.outer, self.value, self.beyond = codes, scales, outer, value, beyond
 
 
 def cast(z, e, field):
+    """E2M1 codes of z e, and where |z e| > 6."""
     t = z * e.astype(F32)
-    return e2m1(t) if field is None else e2m1_stochastic(t, field)
+    return (e2m1(t) if field is None else e2m1_stochastic(t, field)), np.abs(t) > 6
 
 
 def mx(z, rule, tile, field):
@@ -194,11 +196,11 @@ def mx(z, rule, tile, field):
         coefficient, delta = 6 * power(127 - byte), power(byte - 127) / 6
     byte = np.where(zero, 0, byte)
     with np.errstate(over="ignore"):
-        codes = cast(z, spread(coefficient, height, 32, z.shape), field)
+        codes, beyond = cast(z, spread(coefficient, height, 32, z.shape), field)
     codes = np.where(spread(zero, height, 32, z.shape), 0, codes).astype(np.uint8)
     scales = spread(byte, height, 1, (z.shape[0], byte.shape[1])).astype(np.uint8)
     value = e2m1_value(codes) * spread(np.where(zero, 0, delta), height, 32, z.shape)
-    return Operand(codes, scales, None, value)
+    return Operand(codes, scales, None, value, beyond)
 
 
 def encode_factor(amax, reach):
@@ -223,8 +225,9 @@ def encode(z, scale, decode, height, field):
     """E2M1 of z * min(1 / (scale * decode), FLT_MAX); 0 where the scale is."""
     e = reciprocal(e4m3_value(scale).astype(F32) * decode)
     with np.errstate(over="ignore", invalid="ignore"):
-        codes = cast(z, spread(e, height, 16, z.shape), field)
-    return np.where(spread(scale == 0, height, 16, z.shape), 0, codes).astype(np.uint8)
+        codes, beyond = cast(z, spread(e, height, 16, z.shape), field)
+    live = spread(scale != 0, height, 16, z.shape)
+    return np.where(live, codes, 0).astype(np.uint8), beyond & live
 
 
 def nvfp4(z, tile, field, four_over_six=False):
@@ -235,16 +238,17 @@ def nvfp4(z, tile, field, four_over_six=False):
     a = block_amax(z, height, 16)
     with np.errstate(over="ignore", invalid="ignore"):
         scale = saturated_scale(a / F32(6) * s if four_over_six else a * (s * SIXTH))
-        codes = encode(z, scale, d, height, field)
+        codes, beyond = encode(z, scale, d, height, field)
         if four_over_six:
             scale4 = saturated_scale(a / F32(6) * s * F32(1.5))
-            codes4 = encode(z, scale4, d, height, field)
+            codes4, beyond4 = encode(z, scale4, d, height, field)
             four = decoding_error(z, codes4, scale4, amax, height) < decoding_error(z, codes, scale, amax, height)
             scale = np.where(four, scale4, scale)
-            codes = np.where(spread(four, height, 16, z.shape), codes4, codes)
+            wide = spread(four, height, 16, z.shape)
+            codes, beyond = np.where(wide, codes4, codes), np.where(wide, beyond4, beyond)
         scales = spread(scale, height, 1, (z.shape[0], scale.shape[1]))
         value = e2m1_value(codes) * spread(e4m3_value(scale), height, 16, z.shape) * (F64(amax) / reach)
-    return Operand(codes, scales, one_nan(amax).reshape(1, 1), value)
+    return Operand(codes, scales, one_nan(amax).reshape(1, 1), value, beyond)
 
 
 def decoding_error(z, codes, scale, amax, height):
@@ -268,13 +272,15 @@ def local(z, rule, tile, field, strip, segment):
     strip, segment = strip or rows, segment or cols
     codes, scales = np.zeros(z.shape, np.uint8), np.zeros((rows, cols // 16), np.uint8)
     outer, value = np.zeros((-(-rows // strip), -(-cols // segment)), F32), np.zeros(z.shape)
+    beyond = np.zeros(z.shape, bool)
     for p in range(outer.shape[0]):
         for q in range(outer.shape[1]):
             r, c = slice(p * strip, (p + 1) * strip), slice(q * segment, (q + 1) * segment)
             s = slice(q * segment // 16, (q + 1) * segment // 16)
             part = local_strip(z[r, c], rule, tile, None if field is None else field[r, c])
             codes[r, c], scales[r, s], outer[p, q], value[r, c] = part.codes, part.scales, part.outer, part.value
-    return Operand(codes, scales, outer, value)
+            beyond[r, c] = part.beyond
+    return Operand(codes, scales, outer, value, beyond)
 
 
 def local_strip(z, rule, tile, field):
@@ -288,7 +294,7 @@ def local_strip(z, rule, tile, field):
     zero = chunk == 0
     if zero.all():
         none = np.zeros(z.shape, np.uint8)
-        return Operand(none, none[:, ::16], F32(0), none * 0.0)
+        return Operand(none, none[:, ::16], F32(0), none * 0.0, none > 0)
 
     def of_block(x):  # a chunk's number at each of its blocks
         return spread(x, 128 // height, 8, m.shape)
@@ -313,13 +319,14 @@ def local_strip(z, rule, tile, field):
         outer, fold = F32(power(top)), power(np.minimum(exponent - top, 0))
     in_units = (z * spread(unit, height, 16, z.shape)).astype(F32)
     with np.errstate(over="ignore", invalid="ignore"):
-        codes = cast(in_units, spread(e, height, 16, z.shape), field)
+        codes, beyond = cast(in_units, spread(e, height, 16, z.shape), field)
     folded = e4m3((e4m3_value(scale) * of_block(fold)).astype(F32))
-    codes = np.where(spread(folded == 0, height, 16, z.shape), 0, codes).astype(np.uint8)
+    live = spread(folded != 0, height, 16, z.shape)
+    codes = np.where(live, codes, 0).astype(np.uint8)
     scales = spread(folded, height, 1, (z.shape[0], folded.shape[1]))
     outer = F32(np.nan) if bad else outer
     value = e2m1_value(codes) * spread(e4m3_value(folded), height, 16, z.shape) * F64(outer)
-    return Operand(codes, scales, outer, value)
+    return Operand(codes, scales, outer, value, beyond & live)
 
 
 def fp8_scale(z, format, rule):
@@ -337,7 +344,7 @@ def fp8(z, format, rule):
     codes = encode8(z * s)
     magnitude = np.append(table, np.full(128 - len(table), np.nan))[codes & 0x7F]
     value = np.where(codes & 0x80, -1.0, 1.0) * magnitude * outer.astype(F64)
-    return Operand(codes, None, outer, value)
+    return Operand(codes, None, outer, value, np.abs(z * s) > table[-1])
 
 
 # ---- layout -------------------------------------------------------------------------
