@@ -173,9 +173,12 @@ static bool capture(struct run *run, const struct capture_arguments *a, struct e
     if (c.out) good = hdf5_finish(c.out, e) && good;
     if (c.out && !good) unlink(a->out);
   }
+  char updates[64];
+  snprintf(updates, sizeof updates, a->updates > 1 ? "updates %" PRId64 " to %" PRId64 : "update %" PRId64, run->update + 1,
+           run->update + a->updates);
   if (good)
-    printf("%s: %" PRId64 " tensors, %" PRId64 " bytes, of update%s %" PRId64 " to %" PRId64 " after %s, run under bf16\n", a->out,
-           c.written, c.bytes, a->updates > 1 ? "s" : "", run->update + 1, run->update + a->updates, checkpoint_path(k));
+    printf("%s: %" PRId64 " tensors, %" PRId64 " bytes, of %s after %s, run under bf16\n", a->out, c.written, c.bytes, updates,
+           checkpoint_path(k));
   checkpoint_close(k);
   free(c.wanted);
   free(c.seen);
