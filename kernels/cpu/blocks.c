@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/codes.h"
 
-enum { BLOCK = 16, LANES = 16, ROW_BLOCKS = PANEL_COLS / BLOCK, CALLS = PANEL_ELEMENTS / BLOCK, BITS_INFINITE = 0x7F80 };
+enum { BLOCK = 16, LANES = 32, ROW_BLOCKS = PANEL_COLS / BLOCK, CALLS = PANEL_ELEMENTS / BLOCK, BITS_INFINITE = 0x7F80 };
 
 CODES_INLINE uint16_t amax_of_16(const uint16_t *z) {
   uint16_t m = 0;
@@ -69,81 +69,103 @@ void blocks_draw(uint16_t *field, const struct operand *o, const struct panel *p
 
 /* ---- codes ---------------------------------------------------------------------------- */
 
+/* A panel's counts, at most 128 a lane. */
 struct lanes {
   uint32_t saturated[LANES];
-  uint16_t underflowed[LANES]; /* a panel's: at most 128 each */
+  uint16_t underflowed[LANES];
 };
 
-CODES_INLINE void encode_16(uint16_t *restrict code, const uint16_t *restrict z, float encode, bool stochastic,
-                            const uint16_t *restrict field, struct lanes *restrict lanes) {
-  const uint16_t sign = encode > 0.0f ? 8 : 0;
-  for (int i = 0; i < LANES; i++) {
-    const uint32_t a = z[i] & 0x7FFFu;
-    const float t = bf16_decode((uint16_t)a) * encode;
-    const uint32_t m = stochastic ? codes_stochastic(t, field[i]) : codes_nearest(t);
+/* n elements, 16 or LANES of them; blocks of 16 have the factors encode[0], encode[1]. */
+CODES_INLINE void encode_lanes(uint16_t *restrict code, const uint16_t *restrict z, int n, const float encode[2],
+                               const uint16_t *restrict field, struct lanes *restrict lanes) {
+  float e[LANES];
+  uint16_t sign[LANES];
+  for (int b = 0; b < n; b += BLOCK)
+    for (int i = b; i < b + BLOCK; i++) {
+      e[i] = encode[b / BLOCK];
+      sign[i] = encode[b / BLOCK] > 0.0f ? 8 : 0;
+    }
+  for (int i = 0; i < n; i++) {
+    const uint16_t a = z[i] & 0x7FFF;
+    const float t = bf16_decode(a) * e[i];
+    const uint16_t m = (uint16_t)(field ? codes_stochastic(t, field[i]) : codes_nearest(t));
     lanes->saturated[i] += (uint32_t)!(t <= 6.0f);
     lanes->underflowed[i] = (uint16_t)(lanes->underflowed[i] + ((a != 0) & (m == 0)));
-    code[i] = (uint16_t)(m | (a > BITS_INFINITE ? 0 : z[i] >> 12 & sign));
+    code[i] = (uint16_t)(m | (a > BITS_INFINITE ? 0 : z[i] >> 12 & sign[i]));
   }
 }
 
-CODES_INLINE void write_rows(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits, int block,
-                             const float *encode, bool stochastic, const uint16_t *field, struct lanes *lanes) {
-  const int halved = block == 2 * BLOCK;
-  uint16_t code[PANEL_ELEMENTS]; /* all before the first is packed: loads soon after narrower stores wait */
-  for (int64_t r = 0; r < p->rows; r++)
-    for (int64_t g = 0; g < p->cols / BLOCK; g++) {
-      const int64_t at = r * PANEL_COLS + g * BLOCK;
-      encode_16(code + at, bits + at, encode[(r * ROW_BLOCKS + g) >> halved], stochastic, field + at, lanes);
+/* All codes first, then all packed: a vector read where narrower ones were just
+ * written would wait for them.  `pairs`: blocks are of 32 elements. */
+CODES_INLINE void write_rows(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits, int pairs,
+                             const float *encode, const uint16_t *field, struct lanes *lanes) {
+  uint16_t code[PANEL_ELEMENTS];
+  for (int64_t r = 0; r < p->rows; r++) {
+    const int64_t first = r * ROW_BLOCKS, end = first + p->cols / BLOCK;
+    for (int64_t g = first; g + 1 < end; g += 2) {
+      const float e[2] = {encode[g >> pairs], encode[(g + 1) >> pairs]};
+      encode_lanes(code + g * BLOCK, bits + g * BLOCK, LANES, e, field ? field + g * BLOCK : NULL, lanes);
     }
+    if ((end - first) % 2 != 0) {
+      const int64_t g = end - 1;
+      encode_lanes(code + g * BLOCK, bits + g * BLOCK, BLOCK, &encode[g >> pairs], field ? field + g * BLOCK : NULL,
+                   lanes);
+    }
+  }
   for (int64_t r = 0; r < p->rows; r++) codes_pack(codes + r * row_bytes, code + r * PANEL_COLS, p->cols);
 }
 
 CPU_CLONES static void write_nearest(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits,
-                                     int block, const float *encode, struct lanes *lanes) {
-  write_rows(codes, row_bytes, p, bits, block, encode, false, bits, lanes);
+                                     int pairs, const float *encode, struct lanes *lanes) {
+  write_rows(codes, row_bytes, p, bits, pairs, encode, NULL, lanes);
 }
 
 CPU_CLONES static void write_stochastic(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits,
-                                        int block, const float *encode, const uint16_t *field, struct lanes *lanes) {
-  write_rows(codes, row_bytes, p, bits, block, encode, true, field, lanes);
+                                        int pairs, const float *encode, const uint16_t *field, struct lanes *lanes) {
+  write_rows(codes, row_bytes, p, bits, pairs, encode, field, lanes);
 }
 
-/* Scale bytes stand in fours, 512 bytes apart; a segment may begin within one. */
+/* Scale bytes stand in fours, 512 bytes apart (a panel may begin within one); the
+ * 16 rows of a panel 16 apart. */
 static void write_scales(const struct operand *o, const struct panel *p, int block, const uint8_t *scale) {
-  const int64_t n = p->cols / block, scale_cols = o->cols / block, first = p->first_col / block;
-  for (int64_t r = 0; r < p->rows; r++) {
-    uint8_t *to = o->scales + operand_scale_offset(p->first_row + r, first, scale_cols);
-    const uint8_t *from = scale + r * (PANEL_COLS / block);
-    if (first % 4 == 0 && n % 4 == 0)
-      for (int64_t g = 0; g < n; g += 4) memcpy(to + g / 4 * 512, from + g, 4);
-    else
-      for (int64_t g = 0; g < n; g++) to[(first % 4 + g) / 4 * 512 + (first % 4 + g) % 4 - first % 4] = from[g];
+  const int64_t n = p->cols / block, first = p->first_col / block, before = first % 4;
+  uint8_t *to = o->scales + operand_scale_offset(p->first_row, first - before, o->cols / block);
+  for (int64_t r = 0; r < p->rows; r++, to += 16, scale += PANEL_COLS / block) {
+    int64_t g = 0;
+    for (; before == 0 && g + 4 <= n; g += 4) memcpy(to + g / 4 * 512, scale + g, 4);
+    for (; g < n; g++) to[(before + g) / 4 * 512 + (before + g) % 4] = scale[g];
   }
 }
 
-CPU_CLONES static int count_zeros(const float *x, int64_t stride, int64_t rows, int64_t cols) {
-  int n = 0;
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t c = 0; c < cols; c++) n += x[r * stride + c] == 0.0f;
-  return n;
+/* Counts and largest magnitude from what is known of the blocks. */
+static void count_blocks(struct quantise_counts *counts, const uint16_t *bits, const struct panel *p, int block,
+                         const uint16_t *amax, const float *encode) {
+  uint16_t largest = 0;
+  int zero = 0;
+  for (int64_t r = 0; r < p->rows; r++)
+    for (int64_t g = r * (PANEL_COLS / block); g < r * (PANEL_COLS / block) + p->cols / block; g++) {
+      largest = amax[g] > largest ? amax[g] : largest;
+      zero += encode[g] == 0.0f;
+    }
+  counts->blocks += p->rows * p->cols / block;
+  counts->zero_blocks += zero;
+  panel_count_amax(counts, largest, bits, p);
 }
 
 void blocks_write(const struct operand *o, const struct panel *p, const uint16_t *bits, int block,
-                  const uint8_t *scale, const float *encode, const uint16_t *field, struct quantise_counts *counts) {
+                  const struct panel_blocks *b, const uint16_t *field, struct quantise_counts *counts) {
   struct lanes lanes = {{0}, {0}};
   uint8_t *codes = o->codes + p->first_row * (o->cols / 2) + p->first_col / 2;
+  for (int64_t r = 0; r < p->rows; r++) __builtin_prefetch(codes + r * (o->cols / 2), 1); /* lines far apart */
   if (field)
-    write_stochastic(codes, o->cols / 2, p, bits, block, encode, field, &lanes);
+    write_stochastic(codes, o->cols / 2, p, bits, block == 32, b->encode, field, &lanes);
   else
-    write_nearest(codes, o->cols / 2, p, bits, block, encode, &lanes);
-  write_scales(o, p, block, scale);
+    write_nearest(codes, o->cols / 2, p, bits, block == 32, b->encode, &lanes);
+  write_scales(o, p, block, b->scale);
   for (int i = 0; i < LANES; i++) {
     counts->saturated += lanes.saturated[i];
     counts->underflowed += lanes.underflowed[i];
   }
   counts->elements += p->rows * p->cols;
-  counts->blocks += p->rows * p->cols / block;
-  counts->zero_blocks += count_zeros(encode, PANEL_COLS / block, p->rows, p->cols / block);
-  panel_count_amax(counts, bits, p);
+  count_blocks(counts, bits, p, block, b->amax, b->encode);
 }

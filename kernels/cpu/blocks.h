@@ -17,11 +17,17 @@ void blocks_amax(uint16_t *amax, const uint16_t *bits, const struct panel *p, in
 /* The random fields of a panel, field[r * PANEL_COLS + c]. */
 void blocks_draw(uint16_t *field, const struct operand *o, const struct panel *p, const struct draw *draw);
 
+struct panel_blocks {
+  uint16_t amax[PANEL_BLOCKS_MOST];
+  uint8_t scale[PANEL_BLOCKS_MOST];
+  float encode[PANEL_BLOCKS_MOST];
+};
+
 /* Writes the panel's codes, E2M1 of x * encode[block], and its scale bytes.
  * Where encode is 0 all codes are 0, whatever the signs; a NaN has code 7.
  * field: NULL rounds to nearest.  Counts everything: a block that is not encoded
  * is a zero block. */
 void blocks_write(const struct operand *o, const struct panel *p, const uint16_t *bits, int block,
-                  const uint8_t *scale, const float *encode, const uint16_t *field, struct quantise_counts *counts);
+                  const struct panel_blocks *b, const uint16_t *field, struct quantise_counts *counts);
 
 #endif

@@ -16,13 +16,16 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { BITS_INFINITE = 0x7F80 };
+#define LARGEST_E4M3 448.0f
+#define LARGEST_E5M2 57344.0f
+
+enum { BITS_INFINITE = 0x7F80, LANES = 64 };
 
 struct factor {
   float scale, outer;
 };
 
-static float largest_code(const struct operand *o) { return o->encoding.format == FORMAT_E4M3 ? 448.0f : 57344.0f; }
+static float largest_code(const struct operand *o) { return o->encoding.format == FORMAT_E4M3 ? LARGEST_E4M3 : LARGEST_E5M2; }
 
 static struct factor factor_of(uint16_t amax, float largest) {
   if (amax == 0) return (struct factor){1.0f, 1.0f};
@@ -31,57 +34,74 @@ static struct factor factor_of(uint16_t amax, float largest) {
   return (struct factor){scale, 1.0f / scale};
 }
 
-/* n elements of a row; returns its counts, amax by bit pattern. */
-struct tally {
-  uint32_t saturated, underflowed;
-  uint16_t amax;
+/* A panel's counts, at most 128 a lane. */
+struct lanes {
+  uint32_t saturated[LANES], underflowed[LANES];
+  uint16_t amax[LANES]; /* of the finite elements */
 };
 
-INLINE struct tally encode(uint8_t *restrict codes, const uint16_t *restrict z, int64_t n, float scale, float largest,
-                           bool e4m3) {
-  struct tally t = {0};
-  for (int64_t i = 0; i < n; i++) {
+INLINE void encode_lanes(uint8_t *restrict codes, const uint16_t *restrict z, int n, float scale, bool e4m3,
+                         struct lanes *restrict lanes) {
+  const float largest = e4m3 ? LARGEST_E4M3 : LARGEST_E5M2;
+  for (int i = 0; i < n; i++) {
     const float x = bf16_decode(z[i]) * scale;
-    const uint32_t code = e4m3 ? e4m3_encode(x) : e5m2_encode(x), a = z[i] & 0x7FFFu;
+    const uint32_t code = e4m3 ? e4m3_encode(x) : e5m2_encode(x);
     codes[i] = (uint8_t)code;
-    t.saturated += (f32_bits(x) & 0x7FFFFFFFu) > f32_bits(largest);
-    t.underflowed += (a != 0) & ((code & 0x7F) == 0);
+    const uint16_t a = z[i] & 0x7FFF, finite = a < BITS_INFINITE ? a : 0;
+    lanes->amax[i] = finite > lanes->amax[i] ? finite : lanes->amax[i];
+    lanes->saturated[i] += (f32_bits(x) & 0x7FFFFFFFu) > f32_bits(largest);
+    lanes->underflowed[i] += (a != 0) & ((code & 0x7F) == 0);
   }
-  return t;
 }
 
-CPU_CLONES static struct tally encode_e4m3(uint8_t *codes, const uint16_t *z, int64_t n, float scale) {
-  return encode(codes, z, n, scale, 448.0f, true);
-}
-CPU_CLONES static struct tally encode_e5m2(uint8_t *codes, const uint16_t *z, int64_t n, float scale) {
-  return encode(codes, z, n, scale, 57344.0f, false);
+INLINE void encode_rows(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits,
+                        const float *scale, bool e4m3, struct lanes *lanes) {
+  for (int64_t r = 0; r < p->rows; r++) __builtin_prefetch(codes + r * row_bytes, 1); /* lines far apart */
+  for (int64_t r = 0; r < p->rows; r++, codes += row_bytes, bits += PANEL_COLS) {
+    int64_t c = 0;
+    for (; c + LANES <= p->cols; c += LANES) encode_lanes(codes + c, bits + c, LANES, scale[r], e4m3, lanes);
+    for (; c < p->cols; c += 16) encode_lanes(codes + c, bits + c, 16, scale[r], e4m3, lanes);
+  }
 }
 
-static void encode_panel(const struct operand *o, const uint16_t *bits, const struct panel *p,
-                         const struct factor *factor, bool by_row, struct quantise_counts *counts) {
-  for (int64_t r = 0; r < p->rows; r++) {
-    uint8_t *codes = o->codes + (p->first_row + r) * o->cols + p->first_col;
-    const float scale = factor[by_row ? r : 0].scale;
-    const uint16_t *z = bits + r * PANEL_COLS;
-    const struct tally t = o->encoding.format == FORMAT_E4M3 ? encode_e4m3(codes, z, p->cols, scale)
-                                                             : encode_e5m2(codes, z, p->cols, scale);
-    counts->saturated += t.saturated;
-    counts->underflowed += t.underflowed;
+CPU_CLONES static void encode_e4m3(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits,
+                                   const float *scale, struct lanes *lanes) {
+  encode_rows(codes, row_bytes, p, bits, scale, true, lanes);
+}
+
+CPU_CLONES static void encode_e5m2(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits,
+                                   const float *scale, struct lanes *lanes) {
+  encode_rows(codes, row_bytes, p, bits, scale, false, lanes);
+}
+
+/* scale: of each row */
+static void encode_panel(const struct operand *o, const uint16_t *bits, const struct panel *p, const float *scale,
+                         struct quantise_counts *counts) {
+  struct lanes lanes = {{0}, {0}, {0}};
+  uint8_t *codes = o->codes + p->first_row * o->cols + p->first_col;
+  if (o->encoding.format == FORMAT_E4M3)
+    encode_e4m3(codes, o->cols, p, bits, scale, &lanes);
+  else
+    encode_e5m2(codes, o->cols, p, bits, scale, &lanes);
+  for (int i = 0; i < LANES; i++) {
+    counts->saturated += lanes.saturated[i];
+    counts->underflowed += lanes.underflowed[i];
+    const float amax = bf16_decode(lanes.amax[i]);
+    if (amax > counts->amax) counts->amax = amax;
   }
   counts->elements += p->rows * p->cols;
-  panel_count_amax(counts, bits, p);
 }
 
 struct job {
   const struct operand *o;
   const struct matrix *source;
-  struct factor factor; /* of the whole view */
+  float scale[PANEL_ROWS]; /* of the whole view */
   struct quantise_counts *counts;
 };
 
 static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
   const struct job *job = rule;
-  encode_panel(job->o, bits, p, &job->factor, false, counts);
+  encode_panel(job->o, bits, p, job->scale, counts);
 }
 
 static void count_factor(struct quantise_counts *counts, uint16_t amax) {
@@ -95,7 +115,7 @@ static void row_task(void *context, int64_t index, int worker) {
   const struct job *job = context;
   const struct operand *o = job->o;
   uint16_t bits[PANEL_ROWS * PANEL_COLS], amax[PANEL_ROWS] = {0};
-  struct factor factor[PANEL_ROWS];
+  float scale[PANEL_ROWS];
   struct quantise_counts counts = {0};
   struct panel p = {.first_row = index * PANEL_ROWS};
   p.rows = o->rows - p.first_row < PANEL_ROWS ? o->rows - p.first_row : PANEL_ROWS;
@@ -109,11 +129,12 @@ static void row_task(void *context, int64_t index, int worker) {
           amax[r] = a > amax[r] ? a : amax[r];
         }
       else
-        encode_panel(o, bits, &p, factor, true, &counts);
+        encode_panel(o, bits, &p, scale, &counts);
     }
     for (int64_t r = 0; pass == 0 && r < p.rows; r++) {
-      factor[r] = factor_of(amax[r], largest_code(o));
-      o->outer[p.first_row + r] = factor[r].outer;
+      const struct factor f = factor_of(amax[r], largest_code(o));
+      scale[r] = f.scale;
+      o->outer[p.first_row + r] = f.outer;
       count_factor(&counts, amax[r]);
     }
   }
@@ -133,8 +154,9 @@ void fp8_quantise(struct cpu_device *d, const struct operand *o, const struct op
   }
   CPU_REQUIRE(operand_outer_count(o) == 1, "one factor a view");
   const uint16_t amax = view_amax(d, o, source);
-  job.factor = factor_of(amax, largest_code(o));
-  o->outer[0] = job.factor.outer;
+  const struct factor f = factor_of(amax, largest_code(o));
+  o->outer[0] = f.outer;
+  for (int r = 0; r < PANEL_ROWS; r++) job.scale[r] = f.scale;
   panels_visit(d, o, source, visit, &job, counts);
   cpu_counts_add(counts, &(struct quantise_counts){.blocks = 1, .zero_blocks = amax == 0});
 }

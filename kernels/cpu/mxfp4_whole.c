@@ -33,13 +33,12 @@ CPU_CLONES static void scales_of(uint8_t *restrict byte, float *restrict encode,
 
 static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
   const struct job *job = rule;
-  uint16_t amax[BLOCKS] = {0}, field[PANEL_ELEMENTS];
-  uint8_t byte[BLOCKS];
-  float encode[BLOCKS];
-  blocks_amax(amax, bits, p, BLOCK, false);
-  scales_of(byte, encode, amax, job->o->encoding.scale);
+  struct panel_blocks b = {.amax = {0}};
+  uint16_t field[PANEL_ELEMENTS];
+  blocks_amax(b.amax, bits, p, BLOCK, false);
+  scales_of(b.scale, b.encode, b.amax, job->o->encoding.scale);
   if (job->draw) blocks_draw(field, job->o, p, job->draw);
-  blocks_write(job->o, p, bits, BLOCK, byte, encode, job->draw ? field : NULL, counts);
+  blocks_write(job->o, p, bits, BLOCK, &b, job->draw ? field : NULL, counts);
 }
 
 void mxfp4_whole_quantise(struct cpu_device *d, const struct operand *o, const struct operand *twin,

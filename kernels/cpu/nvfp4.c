@@ -53,17 +53,16 @@ CPU_CLONES static void scales_of(uint8_t *restrict scale, float *restrict encode
 static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
   const struct job *job = rule;
   const struct encoding *e = &job->o->encoding;
-  uint16_t amax[BLOCKS] = {0}, field[PANEL_ELEMENTS];
-  uint8_t scale[BLOCKS];
-  float encode[BLOCKS];
+  struct panel_blocks b = {.amax = {0}};
+  uint16_t field[PANEL_ELEMENTS];
   const bool tiled = e->block == BLOCK_2D16;
-  blocks_amax(amax, bits, p, BLOCK, tiled);
+  blocks_amax(b.amax, bits, p, BLOCK, tiled);
   if (e->scale == SCALE_TENSOR_4OVER6)
-    nvfp4_four_or_six(scale, encode, amax, bits, &job->factor, tiled, job->o->view);
+    nvfp4_four_or_six(b.scale, b.encode, b.amax, bits, &job->factor, tiled, job->o->view);
   else
-    scales_of(scale, encode, amax, &job->factor);
+    scales_of(b.scale, b.encode, b.amax, &job->factor);
   if (job->draw) blocks_draw(field, job->o, p, job->draw);
-  blocks_write(job->o, p, bits, BLOCK, scale, encode, job->draw ? field : NULL, counts);
+  blocks_write(job->o, p, bits, BLOCK, &b, job->draw ? field : NULL, counts);
 }
 
 static void quantise(struct cpu_device *d, const struct operand *o, const struct matrix *source,

@@ -194,17 +194,16 @@ static void encode_chunk(void *context, int64_t index, int worker) {
   struct quantise_counts counts = {0};
   struct chunk_source source;
   read_chunk(&source, j, &at);
-  uint16_t bits[PANEL_ELEMENTS] = {0}, field[PANEL_ELEMENTS], block_amax[PANEL_BLOCKS_MOST] = {0};
-  uint8_t scale[PANEL_BLOCKS_MOST];
-  float encode[PANEL_BLOCKS_MOST];
+  struct panel_blocks b = {.amax = {0}};
+  uint16_t bits[PANEL_ELEMENTS] = {0}, field[PANEL_ELEMENTS];
   for (int64_t r = 0; r < at.rows; r += PANEL_ROWS) {
     const int64_t rows = load_rows(bits, &source, o, r);
     const struct panel p = {at.first_row + r, rows, at.first_col, at.cols};
     if (lifted) lift(bits, PANEL_ELEMENTS);
-    blocks_amax(block_amax, bits, &p, BLOCK, o->encoding.block == BLOCK_2D16);
-    make_scales(scale, encode, block_amax, &chunk, fold);
+    blocks_amax(b.amax, bits, &p, BLOCK, o->encoding.block == BLOCK_2D16);
+    make_scales(b.scale, b.encode, b.amax, &chunk, fold);
     if (j->draw) blocks_draw(field, o, &p, j->draw);
-    blocks_write(o, &p, bits, BLOCK, scale, encode, j->draw ? field : NULL, &counts);
+    blocks_write(o, &p, bits, BLOCK, &b, j->draw ? field : NULL, &counts);
   }
   if (lifted) counts.amax = bf16_decode(amax);
   if (j->counts) cpu_counts_add(j->counts, &counts);

@@ -16,7 +16,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = PANEL_ROWS, TILE = 16, WIDEST = 32, BITS_INFINITE = 0x7F80 };
+enum { LANES = PANEL_ROWS, TILE = 16, WIDEST = 32, BITS_INFINITE = 0x7F80, STAGED = 64 };
 
 typedef uint16_t lanes8 __attribute__((vector_size(16)));
 
@@ -46,30 +46,59 @@ INLINE void transpose16(uint16_t *restrict to, int64_t to_stride, const uint16_t
     for (int j = 0; j < TILE; j += 8) transpose8(to + j * to_stride + i, to_stride, from + i * from_stride + j, from_stride);
 }
 
+typedef uint16_t half_lanes __attribute__((vector_size(2 * LANES)));
+typedef uint32_t bit_lanes __attribute__((vector_size(4 * LANES)));
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+
+INLINE void decode_lanes(lanes *to, const uint16_t *from, uint16_t flip) {
+  half_lanes half;
+  memcpy(&half, from, sizeof half);
+  *to = (lanes)(__builtin_convertvector(half ^ flip, bit_lanes) << 16);
+}
+
 /* As bf16_encode, but all NaNs are one: which of several an addition keeps
  * differs between machines. */
-INLINE uint16_t encode_sum(float x) {
-  uint32_t u = f32_bits(x), rounded = (u + 0x7FFFu + (u >> 16 & 1u)) >> 16;
-  return (uint16_t)((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
+INLINE void encode_lanes(uint16_t *to, const lanes *from) {
+  const bit_lanes u = (bit_lanes)*from, nan = (bit_lanes)((u & 0x7FFFFFFFu) > 0x7F800000u);
+  const bit_lanes rounded = (u + 0x7FFFu + (u >> 16 & 1u)) >> 16;
+  const half_lanes half = __builtin_convertvector((rounded & ~nan) | (0x7FC0u & nan), half_lanes);
+  memcpy(to, &half, sizeof half);
+}
+
+INLINE void butterflies(lanes *x, int n, int distance) {
+#pragma GCC unroll 32
+  for (int i = 0; i < n; i++)
+    if ((i & distance) == 0) {
+      const lanes low = x[i], high = x[i + distance];
+      x[i] = low + high;
+      x[i + distance] = low - high;
+    }
+}
+
+INLINE void all_butterflies(lanes *x, int n) {
+  butterflies(x, n, 1);
+  butterflies(x, n, 2);
+  butterflies(x, n, 4);
+  butterflies(x, n, 8);
+  if (n == 32) butterflies(x, n, 16);
+}
+
+/* What the transform's sign does to the bits of element i. */
+INLINE uint16_t flip_of(int i, bool with_signs) {
+  return with_signs && (HADAMARD_SIGNS >> (i % 16) & 1u) == 0 ? 0x8000 : 0;
 }
 
 /* hadamard_transform (kernels/hadamard.h) of every lane. */
 INLINE void transform_lanes(uint16_t (*restrict tile)[LANES], int n, bool with_signs, float scale) {
-  float x[WIDEST][LANES];
+  lanes x[WIDEST];
+#pragma GCC unroll 32
+  for (int i = 0; i < n; i++) decode_lanes(&x[i], tile[i], flip_of(i, with_signs));
+  all_butterflies(x, n);
+#pragma GCC unroll 32
   for (int i = 0; i < n; i++) {
-    const uint16_t flip = with_signs && (HADAMARD_SIGNS >> (i % 16) & 1u) == 0 ? 0x8000 : 0;
-    for (int l = 0; l < LANES; l++) x[i][l] = bf16_decode(tile[i][l] ^ flip);
+    x[i] = x[i] * scale;
+    encode_lanes(tile[i], &x[i]);
   }
-  for (int distance = 1; distance < n; distance *= 2)
-    for (int i = 0; i < n; i++)
-      if ((i & distance) == 0)
-        for (int l = 0; l < LANES; l++) {
-          const float low = x[i][l], high = x[i + distance][l];
-          x[i][l] = low + high;
-          x[i + distance][l] = low - high;
-        }
-  for (int i = 0; i < n; i++)
-    for (int l = 0; l < LANES; l++) tile[i][l] = encode_sum(x[i][l] * scale);
 }
 
 INLINE void transform(uint16_t (*tile)[LANES], enum hadamard h) {
@@ -81,14 +110,14 @@ INLINE void transform(uint16_t (*tile)[LANES], enum hadamard h) {
   }
 }
 
-/* rows [n][LANES] from `source`, `stride` apart, of which the first `lanes` elements exist. */
-INLINE void load_tile(uint16_t (*tile)[LANES], const uint16_t *source, int64_t stride, int n, int64_t lanes) {
-  if (lanes == LANES) {
+/* rows [n][LANES] from `source`, `stride` apart, of which the first `count` elements exist. */
+INLINE void load_tile(uint16_t (*tile)[LANES], const uint16_t *source, int64_t stride, int n, int64_t count) {
+  if (count == LANES) {
     for (int i = 0; i < n; i++) memcpy(tile[i], source + i * stride, sizeof *tile);
     return;
   }
   memset(tile, 0, (size_t)n * sizeof *tile);
-  for (int i = 0; i < n; i++) memcpy(tile[i], source + i * stride, (size_t)lanes * sizeof **tile);
+  for (int i = 0; i < n; i++) memcpy(tile[i], source + i * stride, (size_t)count * sizeof **tile);
 }
 
 CPU_CLONES static void load_columns(uint16_t *bits, const uint16_t *source, int64_t stride, enum hadamard h,
@@ -157,22 +186,54 @@ struct walk {
   struct quantise_counts *counts;
 };
 
+static int64_t at_most(int64_t n, int64_t most) { return n < most ? n : most; }
+
 /* A task takes source rows as they lie: 16 of them, or 128 for a column view. */
+static void walk_rows(const struct walk *w, int64_t index, struct quantise_counts *counts) {
+  uint16_t bits[PANEL_ROWS * PANEL_COLS] = {0};
+  struct panel p = {.first_row = index * PANEL_ROWS};
+  p.rows = at_most(w->o->rows - p.first_row, PANEL_ROWS);
+  for (; p.first_col < w->o->cols; p.first_col += PANEL_COLS) {
+    p.cols = at_most(w->o->cols - p.first_col, PANEL_COLS);
+    panel_load(bits, w->source, w->o, p.first_row, p.rows, p.first_col, p.cols);
+    w->visit(w->rule, bits, &p, counts);
+  }
+}
+
+/* Some columns at a time are copied to where they stand close together: rows of
+ * the source are far apart, and would push each other out of the caches. */
+static void walk_columns(const struct walk *w, int64_t index, struct quantise_counts *counts) {
+  uint16_t bits[PANEL_ROWS * PANEL_COLS] = {0}, stage[PANEL_COLS * STAGED];
+  const uint16_t *z = w->source->data;
+  struct panel p = {.first_col = index * PANEL_COLS};
+  p.cols = at_most(w->o->cols - p.first_col, PANEL_COLS);
+  for (int64_t first = 0; first < w->o->rows; first += STAGED) {
+    const int64_t staged = at_most(w->o->rows - first, STAGED);
+    const struct matrix piece = {.data = stage, .dtype = DTYPE_BF16, .rows = p.cols, .cols = staged};
+    for (int64_t i = 0; i < p.cols; i++) {
+      const uint16_t *from = z + (p.first_col + i) * w->source->cols + first;
+      if (first + 2 * STAGED <= w->o->rows) {
+        __builtin_prefetch(from + STAGED, 0, 2);
+        __builtin_prefetch(from + STAGED + STAGED / 2, 0, 2);
+      }
+      if (staged == STAGED) memcpy(stage + i * STAGED, from, STAGED * sizeof *z);
+      else memcpy(stage + i * staged, from, (size_t)staged * sizeof *z);
+    }
+    for (int64_t row = 0; row < staged; row += PANEL_ROWS) {
+      p.first_row = first + row;
+      p.rows = at_most(staged - row, PANEL_ROWS);
+      panel_load(bits, &piece, w->o, row, p.rows, 0, p.cols);
+      w->visit(w->rule, bits, &p, counts);
+    }
+  }
+}
+
 static void walk_task(void *context, int64_t index, int worker) {
   (void)worker;
   const struct walk *w = context;
-  const bool by_rows = w->o->view == VIEW_ROW;
   struct quantise_counts counts = {0};
-  uint16_t bits[PANEL_ROWS * PANEL_COLS] = {0};
-  struct panel p = {.first_row = by_rows ? index * PANEL_ROWS : 0, .first_col = by_rows ? 0 : index * PANEL_COLS};
-  while (p.first_row < w->o->rows && p.first_col < w->o->cols) {
-    p.rows = w->o->rows - p.first_row < PANEL_ROWS ? w->o->rows - p.first_row : PANEL_ROWS;
-    p.cols = w->o->cols - p.first_col < PANEL_COLS ? w->o->cols - p.first_col : PANEL_COLS;
-    panel_load(bits, w->source, w->o, p.first_row, p.rows, p.first_col, p.cols);
-    w->visit(w->rule, bits, &p, &counts);
-    if (by_rows) p.first_col += PANEL_COLS;
-    else p.first_row += PANEL_ROWS;
-  }
+  if (w->o->view == VIEW_ROW) walk_rows(w, index, &counts);
+  else walk_columns(w, index, &counts);
   if (w->counts) cpu_counts_add(w->counts, &counts);
 }
 
@@ -203,8 +264,7 @@ uint16_t panel_amax(const uint16_t *bits, const struct panel *p) {
   return amax;
 }
 
-void panel_count_amax(struct quantise_counts *counts, const uint16_t *bits, const struct panel *p) {
-  uint32_t amax = panel_amax(bits, p);
+void panel_count_amax(struct quantise_counts *counts, uint32_t amax, const uint16_t *bits, const struct panel *p) {
   if (amax >= BITS_INFINITE) {
     amax = 0;
     for (int64_t r = 0; r < p->rows; r++)
@@ -219,14 +279,55 @@ void panel_count_amax(struct quantise_counts *counts, const uint16_t *bits, cons
 
 struct maximum {
   _Atomic uint16_t amax;
-  const uint16_t *bits; /* of a view without a transform, as it lies */
-  int64_t count;
+  const uint16_t *bits; /* the source, of `count` elements in rows of `cols` */
+  int64_t count, cols;
+  enum hadamard hadamard;
 };
 
 static void raise_to(struct maximum *m, uint16_t amax) {
   uint16_t seen = atomic_load(&m->amax);
   while (amax > seen && !atomic_compare_exchange_weak(&m->amax, &seen, amax)) {
   }
+}
+
+/* For a column view, where a transform's elements stand above each other, the
+ * largest sum of each lane does: scaling and rounding keep the order. */
+INLINE uint32_t amax_of_sums(const uint16_t *z, int64_t stride, int64_t cols, int n, bool with_signs, float scale) {
+  bit_lanes top = {0};
+  for (int64_t c = 0; c < cols; c += LANES) {
+    uint16_t tile[WIDEST][LANES];
+    lanes x[WIDEST];
+    const bool whole = cols - c >= LANES;
+    if (!whole) load_tile(tile, z + c, stride, n, cols - c);
+#pragma GCC unroll 32
+    for (int i = 0; i < n; i++) decode_lanes(&x[i], whole ? z + i * stride + c : tile[i], flip_of(i, with_signs));
+    all_butterflies(x, n);
+#pragma GCC unroll 32
+    for (int i = 0; i < n; i++) {
+      const bit_lanes a = (bit_lanes)x[i] & 0x7FFFFFFFu, larger = (bit_lanes)(a > top);
+      top = (a & larger) | (top & ~larger);
+    }
+  }
+  uint32_t most = 0;
+  for (int l = 0; l < LANES; l++) most = top[l] > most ? top[l] : most;
+  return most > 0x7F800000u ? 0x7FC0u : bf16_encode(f32_from_bits(most) * scale);
+}
+
+CPU_CLONES static uint32_t amax_of_columns(const uint16_t *z, int64_t stride, int64_t cols, enum hadamard h) {
+  switch (h) {
+    case HADAMARD_NONE: break;
+    case HADAMARD_PLAIN_16: return amax_of_sums(z, stride, cols, 16, false, HADAMARD_SCALE_16);
+    case HADAMARD_SIGNED_16: return amax_of_sums(z, stride, cols, 16, true, HADAMARD_SCALE_16);
+    case HADAMARD_SIGNED_32: return amax_of_sums(z, stride, cols, 32, true, HADAMARD_SCALE_32);
+  }
+  return 0;
+}
+
+static void column_amax_task(void *context, int64_t index, int worker) {
+  (void)worker;
+  struct maximum *m = context;
+  const int width = hadamard_width(m->hadamard);
+  raise_to(m, (uint16_t)amax_of_columns(m->bits + index * width * m->cols, m->cols, m->cols, m->hadamard));
 }
 
 static void visit_amax(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
@@ -244,9 +345,13 @@ static void amax_task(void *context, int64_t index, int worker) {
 }
 
 uint16_t view_amax(struct cpu_device *d, const struct operand *o, const struct matrix *source) {
-  struct maximum m = {.bits = source->data, .count = source->rows * source->cols};
-  if (o->encoding.hadamard == HADAMARD_NONE)
+  const enum hadamard h = o->encoding.hadamard;
+  struct maximum m = {
+      .bits = source->data, .count = source->rows * source->cols, .cols = source->cols, .hadamard = h};
+  if (h == HADAMARD_NONE)
     threads_run(d->threads, ceil_div(m.count, AMAX_PIECE), amax_task, &m);
+  else if (o->view == VIEW_COLUMN)
+    threads_run(d->threads, source->rows / hadamard_width(h), column_amax_task, &m);
   else
     panels_visit(d, o, source, visit_amax, &m, NULL);
   return atomic_load(&m.amax);

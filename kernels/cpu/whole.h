@@ -65,8 +65,8 @@ void panels_visit(struct cpu_device *d, const struct operand *o, const struct ma
 uint16_t panel_amax(const uint16_t *bits, const struct panel *p);
 uint16_t view_amax(struct cpu_device *d, const struct operand *o, const struct matrix *source);
 
-/* Raises counts->amax to the panel's largest finite magnitude. */
-void panel_count_amax(struct quantise_counts *counts, const uint16_t *bits, const struct panel *p);
+/* Raises counts->amax to the panel's largest finite magnitude; amax: its largest. */
+void panel_count_amax(struct quantise_counts *counts, uint32_t amax, const uint16_t *bits, const struct panel *p);
 
 /* ---- the rules: one file each ---------------------------------------------- */
 
