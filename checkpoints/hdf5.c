@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "checkpoints/sink.h"
 #include "checkpoints/store.h"
 
@@ -209,8 +210,11 @@ static bool describe_dataset(hid_t dataset, struct tensor_slice *s) {
   if (space >= 0) H5Sclose(space);
   if (!good) return false;
   s->dtype = (enum dtype)dtype;
+  if (shape[0] > INT64_MAX || shape[1] > INT64_MAX || s->global_rows < 0) return false;
   s->rows = (int64_t)shape[0];
-  return s->cols == (int64_t)shape[1] && s->first_row >= 0 && s->first_row <= s->global_rows - s->rows;
+  int64_t elements, bytes; /* of the whole tensor: then no product of these overflows */
+  return s->cols == (int64_t)shape[1] && s->first_row >= 0 && s->first_row <= s->global_rows - s->rows &&
+         checked_mul(s->global_rows, s->cols, &elements) && checked_mul(elements, (int64_t)sizeof(double), &bytes);
 }
 
 static herr_t visit(hid_t file, const char *name, const H5O_info_t *info, void *context) {

@@ -142,6 +142,36 @@ TEST(foreign) {
   H5Fclose(file);
   CHECK(!hdf5_open("foreign.h5", &failure));
   CHECK_STR(failure.message, "foreign.h5 holds a dataset that is not a tensor slice of fp4d");
+  /* sizes whose products overflow, and fewer rows in all than in the slice */
+  static const struct {
+    hsize_t shape[2];
+    int64_t global_rows, cols;
+  } huge[] = {{{(hsize_t)1 << 40, (hsize_t)1 << 40}, (int64_t)1 << 40, (int64_t)1 << 40}, {{8, 1}, INT64_MAX, 1},
+              {{8, 1}, INT64_MIN, 1}, {{8, 1}, -1, 1}, {{8, 1}, 7, 1}};
+  for (size_t i = 0; i < sizeof huge / sizeof *huge; i++) {
+    const hsize_t chunk[2] = {1, 1};
+    const int64_t zero = 0, f32 = DTYPE_F32, *const values[] = {&huge[i].global_rows, &huge[i].cols, &zero, &f32};
+    static const char *const names[] = {"global_rows", "cols", "first_row", "dtype"};
+    file = H5Fcreate("huge.h5", H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+    hid_t chunked = H5Pcreate(H5P_DATASET_CREATE), scalar = H5Screate(H5S_SCALAR);
+    H5Pset_chunk(chunked, 2, chunk);
+    space = H5Screate_simple(2, huge[i].shape, NULL);
+    dataset = H5Dcreate2(file, "x", H5T_IEEE_F32LE, space, H5P_DEFAULT, chunked, H5P_DEFAULT);
+    CHECK(dataset >= 0);
+    for (int j = 0; j < 4; j++) {
+      hid_t attribute = H5Acreate2(dataset, names[j], H5T_STD_I64LE, scalar, H5P_DEFAULT, H5P_DEFAULT);
+      CHECK(H5Awrite(attribute, H5T_NATIVE_INT64, values[j]) >= 0);
+      H5Aclose(attribute);
+    }
+    H5Dclose(dataset);
+    H5Sclose(space);
+    H5Sclose(scalar);
+    H5Pclose(chunked);
+    H5Fclose(file);
+    struct hdf5_file *f = hdf5_open("huge.h5", &failure);
+    if (f) FAIL("%d opens", (int)i);
+    hdf5_close(f);
+  }
   rig_put("text.h5", "nothing of the kind");
   CHECK(!hdf5_open("text.h5", &failure));
   CHECK(!hdf5_open("absent.h5", &failure));

@@ -140,7 +140,9 @@ bool bench_checkpoint(struct bench *b, struct error *e) {
   const char *where = b->a.folder ? b->a.folder : b->config ? b->config->run.folder : ".";
   struct storing s = {.comm = b->comm};
   const int64_t rows = bytes / (TENSOR_COLS * (int64_t)sizeof(float)) + 1;
-  snprintf(s.folder, sizeof s.folder, "%.900s/bench-%ld", where, (long)getpid());
+  const int length = snprintf(s.folder, sizeof s.folder, "%s/bench-%ld", where, (long)getpid());
+  if (length < 0 || (size_t)length >= sizeof s.folder) /* the same words on every rank */
+    return error_set(e, ERROR_USAGE, "bench checkpoint: the folder's path has %zu bytes, which is too long", strlen(where));
   if (!comm_broadcast(b->comm, s.folder, sizeof s.folder, 0, e)) return false;
   s.slice = (struct tensor_slice){.name = "bench/tensor", .dtype = DTYPE_F32, .global_rows = rows, .cols = TENSOR_COLS};
   s.slice.first_row = rows * rank / world;

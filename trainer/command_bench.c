@@ -27,7 +27,7 @@ const struct argument command_bench_arguments[] = {
     {.name = "--shape", .value = "M,N,K", .type = ARGUMENT_REPEATED, .offset = offsetof(struct bench_arguments, shapes),
      .help = "gemm: a product [M,K] x [K,N] instead of the configuration's"},
     {.name = "--folder", .value = "PATH", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, folder),
-     .help = "checkpoint: where to write (default run.folder, or here); what is written is removed again"},
+     .help = "checkpoint: where to write (default run.folder, or here), made if absent; what is written there is removed again"},
     {.name = "--megabytes", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct bench_arguments, megabytes),
      .low = 1, .high = 1 << 20, .help = "checkpoint, collectives: size (default: the configuration's, or 64)"},
     {.name = "--threads", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct bench_arguments, threads),

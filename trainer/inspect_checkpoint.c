@@ -32,30 +32,28 @@ static bool read_slices(struct hdf5_file *f, struct error *e) {
   return good;
 }
 
-/* The manifest beside the file, where there is one, knows its checksum. */
-static bool verify_rank_file(const char *path, struct hdf5_file *f, struct error *e) {
+/* The manifest beside the file, where there is one (*known), knows its checksum. */
+static bool check_rank_file(const char *path, bool *known, struct error *e) {
   const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
   char folder[STORE_PATH] = ".", beside[STORE_PATH + 16];
   if (slash) snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
   snprintf(beside, sizeof beside, "%s/manifest.json", folder);
-  if (!read_slices(f, e)) return false;
   struct manifest m;
-  if (!file_exists(beside)) {
-    inspect_line("verified", "every slice can be read; no manifest.json lies beside it to compare checksums with");
-    return true;
-  }
+  *known = file_exists(beside);
+  if (!*known) return true;
   if (!manifest_load(folder, &m, e)) return false;
   const struct manifest_file *entry = NULL;
   for (int i = 0; i < m.n_files && !entry; i++)
     if (strcmp(m.files[i].name, name) == 0) entry = &m.files[i];
-  bool good = entry ? manifest_check(folder, entry, true, e)
-                    : error_set(e, ERROR_CHECKPOINT, "%s does not name %s", beside, name);
+  const bool good = entry ? manifest_check(folder, entry, true, e)
+                          : error_set(e, ERROR_CHECKPOINT, "%s does not name %s", beside, name);
   manifest_free(&m);
-  if (good) inspect_line("verified", "every slice can be read; size and checksum are the manifest's");
   return good;
 }
 
 bool inspect_rank_file(const struct inspection *in, struct error *e) {
+  bool known = false;
+  if (in->verify && !check_rank_file(in->path, &known, e)) return false; /* before the HDF5 library sees it */
   struct hdf5_file *f = hdf5_open(in->path, e);
   if (!f) return false;
   int64_t bytes = 0;
@@ -65,7 +63,10 @@ bool inspect_rank_file(const struct inspection *in, struct error *e) {
   const bool capture = hdf5_text(f, -1, "format", format, sizeof format) && strcmp(format, CAPTURE_FORMAT) == 0;
   printf("%s: %s\n", in->path, capture ? "a capture of a model's linears" : "one rank's file of a checkpoint");
   inspect_line("slices", "%d, %" PRId64 " bytes, in a file of %" PRId64, n, bytes, file_size(in->path));
-  const bool good = !in->verify || verify_rank_file(in->path, f, e);
+  const bool good = !in->verify || read_slices(f, e);
+  if (good && in->verify)
+    inspect_line("verified", "every slice can be read; %s",
+                 known ? "size and checksum are the manifest's" : "no manifest.json lies beside it to compare checksums with");
   printf("  %-48s %-5s %10s %8s %10s %14s\n", "tensor", "type", "rows", "cols", "first row", "of rows");
   for (int i = 0; i < n; i++) {
     const struct tensor_slice *s = hdf5_slice(f, i);
