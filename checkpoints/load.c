@@ -93,21 +93,32 @@ static struct checkpoint *open_step(const char *folder, int64_t update, struct e
   return NULL;
 }
 
-struct checkpoint *checkpoint_open_newest(const char *folder, struct error *e) {
+static int64_t newest_listed(const char *folder) {
+  int64_t *updates, newest = -1;
+  int n;
+  struct error ignored;
+  if (!store_list(folder, &updates, &n, &ignored)) return -1;
+  if (n > 0) newest = updates[n - 1];
+  free(updates);
+  return newest;
+}
+
+/* One look.  A living run removes old steps once a newer one stands: where one cannot be
+ * opened and a newer one has come, *overtaken, and the look says nothing. */
+static struct checkpoint *look_for_newest(const char *folder, bool *overtaken, struct error *e) {
   int64_t *updates;
   int n;
-  if (!store_path_fits(folder, e) || !store_list(folder, &updates, &n, e)) return NULL;
+  if (!store_list(folder, &updates, &n, e)) return NULL;
   struct checkpoint *k = NULL;
   struct error newest = {0};
-  char gone[STORE_PATH];
-  if (store_latest_dangles(folder, gone)) log_warning("%s/latest points at %s, which is not there", folder, gone);
-  for (int i = n - 1; i >= 0 && !k; i--) {
+  for (int i = n - 1; i >= 0; i--) {
     struct error damage;
     k = open_step(folder, updates[i], &damage);
     if (k) break;
-    if (damage.code != ERROR_CHECKPOINT) { /* this process cannot read it now; it may be whole */
+    *overtaken = newest_listed(folder) > updates[n - 1];
+    if (*overtaken || damage.code != ERROR_CHECKPOINT) { /* not ERROR_CHECKPOINT: this process cannot read it now */
       *e = damage;
-      error_hint(e, "it is not passed over: it may be whole; see to this and start again");
+      if (!*overtaken) error_hint(e, "it is not passed over: it may be whole; see to this and start again");
       free(updates);
       return NULL;
     }
@@ -120,6 +131,20 @@ struct checkpoint *checkpoint_open_newest(const char *folder, struct error *e) {
     error_hint(e, "move the folder away to start from the beginning");
   } else if (!k) {
     e->code = ERROR_NONE;
+  }
+  return k;
+}
+
+struct checkpoint *checkpoint_open_newest(const char *folder, struct error *e) {
+  enum { LOOKS = 1000 };
+  if (!store_path_fits(folder, e)) return NULL;
+  char gone[STORE_PATH];
+  if (store_latest_dangles(folder, gone)) log_warning("%s/latest points at %s, which is not there", folder, gone);
+  struct checkpoint *k = NULL;
+  bool overtaken = true;
+  for (int look = 0; overtaken && look < LOOKS; look++) {
+    overtaken = false;
+    k = look_for_newest(folder, &overtaken, e);
   }
   return k;
 }

@@ -370,5 +370,5 @@ const struct linear_route *route_linear(const struct route *r, int layer) {
 
 bool route_in_forward_tail(const struct route *r, int64_t update, int64_t updates) {
   int64_t tail = (int64_t)(r->forward_tail * (double)updates + 0.5);
-  return update > updates - tail;
+  return tail > 0 && update > updates - tail; /* `update` may lie beyond: a longer run's checkpoint */
 }

@@ -352,6 +352,11 @@ TEST(forward_tail) {
   struct model_config c = rig_config();
   struct route r;
   struct error e;
+  for (const char *const *name = route_names(); *name; name++) { /* no tail: no update is in it, also of a longer run */
+    CHECK(route_named(*name, 32, &r, &e));
+    for (int64_t update = 0; r.forward_tail == 0 && update < 300; update++)
+      if (route_in_forward_tail(&r, update, 100)) FAIL("%s, update %d of 100", *name, (int)update);
+  }
   CHECK(route_named("mxfp4-row-sr", 3, &r, &e));
   r.forward_tail = 0.25;
   CHECK(!route_in_forward_tail(&r, 0, 100) && !route_in_forward_tail(&r, 75, 100) && route_in_forward_tail(&r, 76, 100) &&

@@ -9,9 +9,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 
-from fp4d import COMMUNICATION, DONE, ENVIRONMENT, PROGRAM, SYSTEM, USAGE, Place, check, main, words
+from fp4d import COMMUNICATION, DONE, ENVIRONMENT, PREEMPTED, PROGRAM, SYSTEM, USAGE, Place, check, main, words
 
 place = Place(**{"checkpoint.every": 3, "checkpoint.keep": 0})
 
@@ -60,6 +61,23 @@ def test_generate_is_one_process():
     place.run("generate", {"train.updates": 3})
     out = place.command("generate", "generate", "--tokens", "3", np=2).expect(USAGE, "generate runs in one process, 2 were started")
     check(len(re.findall("error: ", out.text)) == 1, "once", out.text)
+
+
+def test_eval_of_a_living_run():
+    """Steps come and go while eval looks, on every rank: it evaluates one that was whole, and no rank another one."""
+    job = place.start_train("living", {"train.updates": 1000000, "checkpoint.every": 1, "checkpoint.keep": 1, "optimizer.schedule": "constant",
+                                       "optimizer.min_lr": 0})
+    job.wait_for(r"update +3 +saved")
+    for np in (0, 2):
+        for _ in range(12 if np == 0 else 4):
+            out = place.command("eval", "living", "tiny.yaml", np=np).expect(DONE, r"update \d+  loss \d")
+            check("passed over" not in out.text, "nothing was damaged", out.text)
+    job.process.send_signal(signal.SIGUSR2)
+    job.end(60).expect(PREEMPTED)
+    step = place.steps("living")[-1]
+    first = place.command("eval", "living", "tiny.yaml").expect(DONE)  # of fewer updates than the checkpoint has
+    second = place.command("eval", "living", "tiny.yaml", np=2).expect(DONE)
+    check(f"update {step}  loss" in first.text and first.text.strip() in second.text, "one and two ranks agree", first.text + second.text)
 
 
 def test_check_knows_what_train_will_say():

@@ -42,8 +42,9 @@ static bool write_json(const char *path, const struct checkpoint *k, const struc
 }
 
 static bool evaluate(struct run *run, const struct eval_arguments *a, struct error *e) {
-  struct checkpoint *k = state_find(a->checkpoint, e);
-  if (!comm_agree(run->comm, k != NULL && state_read_parameters(run, k, e), e)) {
+  struct checkpoint *k = state_find_together(run, a->checkpoint, e);
+  if (!k) return false;
+  if (!comm_agree(run->comm, state_read_parameters(run, k, e), e)) {
     checkpoint_close(k);
     return false;
   }

@@ -344,6 +344,26 @@ bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e)
   return good;
 }
 
+/* What rank 0 opened, for the others: its path, "" where there is none. */
+static bool share(struct run *run, bool good, struct checkpoint **k, struct error *e) {
+  char chosen[STORE_PATH] = "";
+  if (!comm_agree(run->comm, good, e)) return false;
+  if (*k) snprintf(chosen, sizeof chosen, "%s", checkpoint_path(*k));
+  if (!comm_broadcast(run->comm, chosen, sizeof chosen, 0, e)) return false;
+  if (run->rank != 0 && chosen[0]) {
+    *k = checkpoint_open(chosen, false, e);
+    good = *k != NULL;
+  }
+  return comm_agree(run->comm, good, e);
+}
+
+struct checkpoint *state_find_together(struct run *run, const char *path, struct error *e) {
+  struct checkpoint *k = run->rank == 0 ? state_find(path, e) : NULL;
+  if (share(run, run->rank != 0 || k != NULL, &k, e)) return k;
+  checkpoint_close(k);
+  return NULL;
+}
+
 struct checkpoint *state_find(const char *path, struct error *e) {
   char inner[1200];
   if (!store_path_fits(path, e)) return NULL;
@@ -367,7 +387,7 @@ char *state_saved_config(const struct checkpoint *k, struct error *e) {
 
 /* Rank 0 chooses; the others open what it chose. */
 static bool choose(struct run *run, enum resume_kind kind, const char *path, struct checkpoint **out, struct error *e) {
-  char folder[1024], chosen[1024] = "";
+  char folder[1024];
   state_folder(run->config.run.folder, folder, sizeof folder);
   *out = NULL;
   bool good = true;
@@ -386,15 +406,8 @@ static bool choose(struct run *run, enum resume_kind kind, const char *path, str
       good = error_set(e, ERROR_CONFIG, "--resume none, but %s holds checkpoints: %s", folder, steps);
       error_hint(e, "choose another run.folder, or remove that one");
     }
-    if (*out) snprintf(chosen, sizeof chosen, "%s", checkpoint_path(*out));
   }
-  if (!comm_agree(run->comm, good, e)) return false;
-  if (!comm_broadcast(run->comm, chosen, sizeof chosen, 0, e)) return false;
-  if (run->rank != 0 && chosen[0]) {
-    *out = checkpoint_open(chosen, false, e);
-    good = *out != NULL;
-  }
-  return comm_agree(run->comm, good, e);
+  return share(run, good, out, e);
 }
 
 static void log_changes(const struct run *run, const struct checkpoint *k) {

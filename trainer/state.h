@@ -32,6 +32,10 @@ bool state_restore(struct run *run, enum resume_kind kind, const char *path, boo
  * (then the newest whole one of it). */
 struct checkpoint *state_find(const char *path, struct error *e);
 
+/* The same on all ranks, who read what rank 0 found: a living run may publish
+ * another one while they look. */
+struct checkpoint *state_find_together(struct run *run, const char *path, struct error *e);
+
 /* Parameters alone, for `eval` and `generate`, from an opened checkpoint. */
 bool state_read_parameters(struct run *run, struct checkpoint *k, struct error *e);
 
