@@ -357,10 +357,19 @@ static bool share(struct run *run, bool good, struct checkpoint **k, struct erro
   return comm_agree(run->comm, good, e);
 }
 
+/* A living run may remove the step that rank 0 chose before the others have
+ * opened it: then there is a newer one, and rank 0 chooses again. */
 struct checkpoint *state_find_together(struct run *run, const char *path, struct error *e) {
-  struct checkpoint *k = run->rank == 0 ? state_find(path, e) : NULL;
-  if (share(run, run->rank != 0 || k != NULL, &k, e)) return k;
-  checkpoint_close(k);
+  enum { ATTEMPTS = 8 };
+  for (int i = 0; i < ATTEMPTS; i++) {
+    struct checkpoint *k = run->rank == 0 ? state_find(path, e) : NULL;
+    int64_t found = k != NULL;
+    struct error unheard;
+    const bool shared = share(run, run->rank != 0 || k != NULL, &k, e);
+    if (shared) return k;
+    checkpoint_close(k);
+    if (!comm_or_i64(run->comm, &found, 1, &unheard) || !found) break; /* nothing to choose from */
+  }
   return NULL;
 }
 
