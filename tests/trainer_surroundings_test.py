@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -115,6 +116,19 @@ def test_names_of_all_kinds():
     place.command("generate", "./" + odd + "/run", "--tokens", "3", "--prompt", odd)
     with open(place.at(odd, "run", "metrics.jsonl")) as f:
         check(odd in json.loads(f.readline())["config"].replace('\\"', '"'), "the record has the name")
+
+
+def test_memory_that_is_not_there():
+    """One line with what is needed and what to do (exit 71), no crash, nothing half made."""
+    sets = words({"model.hidden_size": 8192, "model.ffn_size": 32768, "model.n_layers": 64, "run.folder": place.at("large")})
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    out = subprocess.run([PROGRAM, "train", "tiny.yaml", *sets], cwd=place.path, env=ENVIRONMENT, preexec_fn=limit,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=60)
+    text = out.stdout.decode("utf-8", "replace")
+    check(out.returncode == SYSTEM, "exit code", text)
+    check(re.search(r"error: .*needs \d+\.\d+ GiB on this rank", text) and "fp4d plan" in text, "what is needed, what to do", text)
+    check(len(text.strip().splitlines()) == 1, "one line", text)
+    check(not os.path.exists(place.at("large")), "nothing was made")
 
 
 if __name__ == "__main__":
