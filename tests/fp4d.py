@@ -119,8 +119,9 @@ class Job:
         return [pid for _, pid in sorted(found)]
 
     def text(self):
-        self.output.seek(0)
-        return self.output.read()
+        # Opened anew: a seek of our descriptor would move the place where the job writes, too.
+        with open(f"/proc/self/fd/{self.output.fileno()}", errors="replace") as f:
+            return f.read()
 
     def wait_for(self, pattern, limit=60):
         until = time.monotonic() + limit
