@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 
-from fp4d import COMMUNICATION, DONE, ENVIRONMENT, PREEMPTED, PROGRAM, SYSTEM, USAGE, Place, check, main, words
+from fp4d import COMMUNICATION, DATA, DONE, ENVIRONMENT, PREEMPTED, PROGRAM, SYSTEM, USAGE, Job, Place, check, main, words
 
 place = Place(**{"checkpoint.every": 3, "checkpoint.keep": 0})
 
@@ -79,6 +79,48 @@ def test_eval_of_a_living_run():
     first = place.command("eval", "living", "tiny.yaml").expect(DONE)  # of fewer updates than the checkpoint has
     second = place.command("eval", "living", "tiny.yaml", np=2).expect(DONE)
     check(f"update {step}  loss" in first.text and first.text.strip() in second.text, "one and two ranks agree", first.text + second.text)
+
+
+def two_hosts(*arguments):
+    """Two ranks, each in a folder of its own, as on two hosts with disks of their own."""
+    command = [w for host in ("host0", "host1") for w in ([":"] if host == "host1" else []) + ["-np", "1", "-wdir", place.at(host), PROGRAM, *arguments]]
+    return Job(["mpirun", "--oversubscribe", "--bind-to", "none"] + command, place.path).end(60)
+
+
+def make_hosts():
+    for host in ("host0", "host1"):
+        shutil.rmtree(place.at(host), ignore_errors=True)
+        os.mkdir(place.at(host))
+        for name in ("tiny.yaml", "train.tokens", "validation.tokens"):
+            shutil.copy(place.at(name), place.at(host, name))
+
+
+def test_streams_of_two_hosts():
+    """A stale copy on one host would train on other text, and nobody would see it."""
+    shared = words({"run.folder": place.at("hosts")})
+    make_hosts()
+    two_hosts("train", "tiny.yaml", *shared).expect(DONE)  # copies are fine
+    shutil.rmtree(place.at("hosts"))
+    for name, other in (("train", "validation"), ("validation", "train")):
+        make_hosts()
+        shutil.copy(place.at(other + ".tokens"), place.at("host1", name + ".tokens"))
+        out = two_hosts("train", "tiny.yaml", *shared).expect(DATA, rf"error: rank 1: {name}\.tokens is not what rank 0 reads: digest \w+, there \w+")
+        check(len(re.findall("error: ", out.text)) == 1, "once", out.text)
+        check(not os.path.exists(place.at("hosts")), "nothing was made")
+    place.run("evaluated", {"train.updates": 3})
+    two_hosts("eval", place.at("evaluated"), "tiny.yaml").expect(DATA, "rank 1: validation")
+
+
+def test_folders_of_two_hosts():
+    """A run's folder on each host's own disk is found out at the start, not at the first save."""
+    for there in (False, True):
+        make_hosts()
+        if there:
+            os.mkdir(place.at("host1/run"))
+        out = two_hosts("train", "tiny.yaml", *words({"run.folder": "run"})).expect(
+            SYSTEM, r"error: rank 1: run\.folder run is not the folder that rank 0 has under this path \(it must lie on storage that all hosts share")
+        check("update " not in out.text and os.listdir(place.at("host0/run")) == ["lock"], "no update, nothing left", out.text)
+        check(not there or os.listdir(place.at("host1/run")) == [], "nothing on the other host")
 
 
 def test_check_knows_what_train_will_say():

@@ -1,6 +1,11 @@
 /* fp4d train: the daemon. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "trainer/command.h"
@@ -33,6 +38,39 @@ static bool start_state(struct run *run, const char *resume, bool *resumed, stru
   return comm_agree(run->comm, good, e);
 }
 
+/* Does the file hold this text? */
+static bool holds(const char *path, const char *text) {
+  char *content;
+  size_t bytes;
+  struct error ignored;
+  if (!file_read(path, 64, ERROR_SYSTEM, &content, &bytes, &ignored)) return false;
+  const bool same = strcmp(content, text) == 0;
+  free(content);
+  return same;
+}
+
+/* Rank 0's folder is every rank's: what it writes there all can read.  A folder on each
+ * host's own disk would be found out at the first save, hours later. */
+static bool shared_folder(struct run *run, struct error *e) {
+  if (run->world == 1) return true;
+  enum { PATIENCE = 50 }; /* tenths of a second that a slow file system gets */
+  char path[CONFIG_TEXT + 16], text[32];
+  double token = clock_wall();
+  if (!comm_broadcast(run->comm, &token, sizeof token, 0, e)) return false;
+  snprintf(path, sizeof path, "%s/shared.tmp", run->config.run.folder);
+  snprintf(text, sizeof text, "%.6f", token);
+  bool good = run->rank != 0 || file_publish(path, text, strlen(text), ERROR_SYSTEM, e);
+  if (!comm_agree(run->comm, good, e)) return false;
+  for (int i = 0; i < PATIENCE && !holds(path, text); i++) nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+  if (!holds(path, text)) {
+    good = error_set(e, ERROR_SYSTEM, "run.folder %s is not the folder that rank 0 has under this path", run->config.run.folder);
+    error_hint(e, "it must lie on storage that all hosts share");
+  }
+  good = comm_agree(run->comm, good, e);
+  if (run->rank == 0) unlink(path);
+  return good;
+}
+
 /* The run's folder, for this process alone. */
 static bool take_folder(struct run *run, struct record_file **records, struct error *e) {
   const char *folder = run->config.run.folder;
@@ -41,7 +79,7 @@ static bool take_folder(struct run *run, struct record_file **records, struct er
     *records = file_make_folder(folder, ERROR_SYSTEM, e) ? record_open(folder, e) : NULL;
     good = *records != NULL;
   }
-  return comm_agree(run->comm, good, e);
+  return comm_agree(run->comm, good, e) && shared_folder(run, e);
 }
 
 static bool begin_records(struct run *run, bool resumed, struct record_file *records, struct error *e) {

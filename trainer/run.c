@@ -21,6 +21,26 @@ static bool same_configuration(struct run *run, struct error *e) {
   return comm_agree(run->comm, same, e);
 }
 
+/* Hosts may have copies of a stream of their own: then of the same content. */
+static bool same_streams(struct run *run, struct error *e) {
+  const struct stream *const streams[2] = {run->train, run->validation};
+  struct hash own[2] = {{0, 0}, {0, 0}}, first[2];
+  for (int i = 0; i < 2; i++)
+    if (streams[i]) own[i] = stream_info(streams[i])->digest;
+  memcpy(first, own, sizeof first);
+  if (!comm_broadcast(run->comm, first, sizeof first, 0, e)) return false;
+  bool same = true;
+  for (int i = 0; same && i < 2; i++) {
+    if (hash_equal(first[i], own[i])) continue;
+    char wanted[HASH_TEXT], have[HASH_TEXT];
+    hash_text(first[i], wanted);
+    hash_text(own[i], have);
+    same = error_set(e, ERROR_DATA, "%s is not what rank 0 reads: digest %s, there %s", stream_path(streams[i]), have, wanted);
+    error_hint(e, "copy the stream anew to the host that has an old one");
+  }
+  return comm_agree(run->comm, same, e);
+}
+
 /* Global batch = local batch x accumulation x ranks, checked, never rounded. */
 static bool divide_batch(struct run *run, struct error *e) {
   const struct config *c = &run->config;
@@ -159,7 +179,7 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
   }
 
   bool good = divide_batch(run, e) && open_data(run, purpose, e) && open_model(run, purpose, e);
-  if (!comm_agree(run->comm, good, e)) goto failed;
+  if (!comm_agree(run->comm, good, e) || !same_streams(run, e)) goto failed;
 
   detector_open(&run->divergence.loss, run->config.divergence.window);
   detector_open(&run->divergence.grad_norm, run->config.divergence.window);
