@@ -4,7 +4,12 @@
  * A normal deviate cut at 3 standard deviations is the quantile of a uniform
  * one between the two tails, so nothing is drawn twice: element i takes word
  * i % 4 of the parameter's i / 4-th Philox block. */
+#include <stdlib.h>
+
+#include "base/checked.h"
+#include "base/clones.h"
 #include "base/philox.h"
+#include "base/threads.h"
 #include "kernels/elementary.h"
 #include "kernels/formats.h"
 #include "model/parts.h"
@@ -12,13 +17,18 @@
 /* P(normal <= -3) */
 #define TAIL 0x1.61de1f985b5dcp-10
 
-static double truncated_normal(uint32_t word) {
+/* Elements of a task (a multiple of 4), and of what is uploaded at once. */
+enum { PIECE = 1 << 12, ROUND = PIECE << 8 };
+
+static inline double truncated_normal(uint32_t word) {
   double uniform = ((double)word + 0.5) * 0x1p-32;
   return normal_quantile(TAIL + (1 - 2 * TAIL) * uniform);
 }
 
-/* values[n] from element `first` (a multiple of 4) of parameter `number`. */
-static void initial_values(float *values, const struct param *p, int number, uint64_t seed, int64_t first, int64_t n) {
+/* values[n] from element `first` (a multiple of 4) of parameter `number`.  `flatten`:
+ * all that it calls is compiled for its instruction set, so that an fma is one. */
+CLONES __attribute__((flatten)) static void initial_values(float *values, const struct param *p, int number, uint64_t seed, int64_t first,
+                                  int64_t n) {
   for (int64_t i = 0; i < n; i++) values[i] = 1;
   if (!(p->init_std > 0)) return;
   for (int64_t i = 0; i < n; i += 4) {
@@ -30,33 +40,53 @@ static void initial_values(float *values, const struct param *p, int number, uin
   }
 }
 
-/* The parameter's own type, from values[n]; in place where it is FP32. */
-static const void *rounded(enum dtype type, float *values, uint16_t *codes, int64_t n) {
-  if (type == DTYPE_F32) return values;
-  for (int64_t i = 0; i < n; i++) codes[i] = bf16_encode(values[i]);
-  return codes;
+/* One parameter's elements [first, first + n), made in host memory. */
+struct round {
+  const struct param *param;
+  int number;
+  uint64_t seed;
+  int64_t first, n;
+  float *values;   /* [ROUND] */
+  uint16_t *codes; /* [ROUND], the same in BF16; NULL where the parameters are FP32 */
+};
+
+static void make_piece(void *context, int64_t index, int worker) {
+  const struct round *r = context;
+  (void)worker;
+  int64_t at = index * PIECE, n = r->n - at < PIECE ? r->n - at : PIECE;
+  initial_values(r->values + at, r->param, r->number, r->seed, r->first + at, n);
+  for (int64_t i = at; r->codes && i < at + n; i++) r->codes[i] = bf16_encode(r->values[i]);
 }
 
-bool model_initialise(struct model *m, uint64_t seed, struct error *e) {
+static bool initialise(struct model *m, struct round *r, struct threads *t, struct error *e) {
   const struct kernels *k = m->d->k;
-  enum dtype type = m->shape.param_dtype;
-  enum { CHUNK = MODEL_STAGING / 2 };
-  float *values = m->staging;
-  uint16_t *codes = (uint16_t *)(void *)(m->staging + CHUNK);
-  for (int number = 0; number < m->n_params; number++) {
-    const struct param *p = &m->param[number];
+  size_t bytes = dtype_bytes(m->shape.param_dtype);
+  for (r->number = 0; r->number < m->n_params; r->number++) {
+    const struct param *p = r->param = &m->param[r->number];
     int64_t elements = p->rows * p->cols;
-    for (int64_t first = 0; first < elements; first += CHUNK) {
-      int64_t n = elements - first < CHUNK ? elements - first : CHUNK;
-      initial_values(values, p, number, seed, first, n);
-      const void *own = rounded(type, values, codes, n);
-      k->upload(m->d, (char *)m->params + (size_t)(p->offset + first) * dtype_bytes(type), own,
-                (size_t)n * dtype_bytes(type));
-      if (m->master) k->upload(m->d, m->master + p->offset + first, values, (size_t)n * sizeof *values);
-      if (!k->synchronize(m->d, e)) return false; /* the staging is written again */
+    for (r->first = 0; r->first < elements; r->first += ROUND) {
+      r->n = elements - r->first < ROUND ? elements - r->first : ROUND;
+      threads_run(t, ceil_div(r->n, PIECE), make_piece, r);
+      const void *own = r->codes ? (const void *)r->codes : r->values;
+      k->upload(m->d, (char *)m->params + (size_t)(p->offset + r->first) * bytes, own, (size_t)r->n * bytes);
+      if (m->master) k->upload(m->d, m->master + p->offset + r->first, r->values, (size_t)r->n * sizeof *r->values);
+      if (!k->synchronize(m->d, e)) return false; /* the host memory is written again */
     }
   }
   if (m->adam_m) k->clear(m->d, m->adam_m, (size_t)m->elements * sizeof(float));
   if (m->adam_v) k->clear(m->d, m->adam_v, (size_t)m->elements * sizeof(float));
   return k->synchronize(m->d, e);
+}
+
+bool model_initialise(struct model *m, uint64_t seed, int threads, struct error *e) {
+  bool coded = m->shape.param_dtype == DTYPE_BF16;
+  struct round r = {.seed = seed, .values = malloc(ROUND * sizeof *r.values)};
+  if (coded) r.codes = malloc(ROUND * sizeof *r.codes);
+  bool good = (r.values && (r.codes || !coded)) || error_set(e, ERROR_SYSTEM, "no memory for making initial values");
+  struct threads *t = good ? threads_create(threads, e) : NULL;
+  good = t && initialise(m, &r, t, e);
+  threads_destroy(t);
+  free(r.values);
+  free(r.codes);
+  return good;
 }

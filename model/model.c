@@ -95,9 +95,8 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
     m->param = calloc((size_t)params_number(c), sizeof *m->param);
     m->block = calloc((size_t)c->n_layers, sizeof *m->block);
     m->signals = calloc(1, sizeof *m->signals);
-    m->staging = malloc(MODEL_STAGING * sizeof *m->staging);
   }
-  if (!m || !m->param || !m->block || !m->signals || !m->staging) {
+  if (!m || !m->param || !m->block || !m->signals) {
     model_destroy(m);
     error_set(e, ERROR_SYSTEM, "no memory for a model's own records");
     return NULL;
@@ -150,7 +149,6 @@ void model_destroy(struct model *m) {
   free(m->param);
   free(m->block);
   free(m->signals);
-  free(m->staging);
   free(m);
 }
 

@@ -88,8 +88,8 @@ float *model_gradients(const struct model *m);
 
 /* Initial values from the seed alone (Philox by parameter and element, normal
  * by inverse distribution function, truncated); moments zeroed, master = the
- * unrounded value. */
-bool model_initialise(struct model *m, uint64_t seed, struct error *e);
+ * unrounded value.  `threads` host threads make them: the same bits for any number. */
+bool model_initialise(struct model *m, uint64_t seed, int threads, struct error *e);
 
 /* What fprop contracts: the route's operands, or plain ones in the activations'
  * type, which only a route with a forward tail has room for.  The backward is

@@ -83,7 +83,6 @@ struct model {
   float *max_logit;
   struct quantise_counts *counts; /* [TENSOR_COUNT][2 views] */
   struct model_signals *signals;  /* host */
-  float *staging;                 /* host, for initial values */
   void (*on_phase)(void *context, enum model_phase phase);
   void *on_phase_context;
   model_listener *on_tensor;
@@ -104,8 +103,6 @@ void params_list(const struct model_config *c, struct param *out);
 int64_t param_offset(const struct model *m, int layer, enum block_param which);
 int64_t param_offset_norm(const struct model *m);
 int64_t param_offset_head(const struct model *m); /* tied: the embedding's */
-
-enum { MODEL_STAGING = 1 << 16 }; /* floats */
 
 /* ---- layout.c ------------------------------------------------------------ */
 /* Gives every pointer of `m` its place in the arena. */

@@ -2,6 +2,7 @@
  * and element alone. */
 #include "tests/test.h"
 
+#include "base/hash.h"
 #include "kernels/formats.h"
 #include "tests/model_rig.h"
 
@@ -68,7 +69,7 @@ TEST(types_and_seeds) {
   for (int64_t i = 0; i < a.elements; i++) wrong += codes[i] != bf16_encode(values[i]);
   CHECK_EQ_I64(wrong, 0);
   struct error e;
-  CHECK(model_initialise(b.m, 43, &e));
+  CHECK(model_initialise(b.m, 43, 1, &e));
   int64_t same = 0;
   for (int64_t i = 0; i < a.elements; i++) same += model_master(b.m)[i] == values[i];
   CHECK(same < 7 * 64 + 20); /* the gains */
@@ -76,8 +77,55 @@ TEST(types_and_seeds) {
   rig_close(&b);
 }
 
+/* The embedding is more than one round of tasks, and neither a whole number of them nor of blocks of draws. */
+TEST(threads) {
+  struct model_config c = rig_config();
+  struct model_shape s = rig_shape(1, DTYPE_BF16);
+  s.master = true;
+  c.vocab_size = 21001;
+  c.hidden_size = 54;
+  c.n_layers = 1;
+  struct rig g;
+  if (!rig_open(&g, &c, "bf16", &s, 1)) {
+    FAIL("no model");
+    return;
+  }
+  struct error e;
+  size_t narrow = (size_t)g.elements * sizeof(uint16_t), wide = (size_t)g.elements * sizeof(float);
+  struct hash codes = hash_bytes(model_params(g.m), narrow), values = hash_bytes(model_master(g.m), wide);
+  static const int counts[] = {2, 3, 7};
+  for (int i = 0; i < 3; i++) {
+    memset(model_params(g.m), 0x55, narrow);
+    memset(model_master(g.m), 0x55, wide);
+    memset(model_adam_m(g.m), 0x55, wide);
+    CHECK(model_initialise(g.m, 42, counts[i], &e));
+    CHECK(hash_equal(hash_bytes(model_params(g.m), narrow), codes));
+    CHECK(hash_equal(hash_bytes(model_master(g.m), wide), values));
+    CHECK(model_adam_m(g.m)[0] == 0 && model_adam_m(g.m)[g.elements - 1] == 0);
+  }
+  rig_close(&g);
+}
+
+/* What a seed gives is for ever: runs of different builds are compared by this hash. */
+TEST(for_ever) {
+  struct model_config c;
+  struct model_shape s = rig_shape(1, DTYPE_F32);
+  struct rig g;
+  char text[HASH_TEXT];
+  CHECK(model_preset("tiny", &c));
+  if (!rig_open(&g, &c, "fp32", &s, 2)) {
+    FAIL("no model");
+    return;
+  }
+  hash_text(hash_bytes(model_params(g.m), (size_t)g.elements * sizeof(float)), text);
+  CHECK_STR(text, "39db782aaa5bb0846b0965b3e649008d");
+  rig_close(&g);
+}
+
 int main(void) {
   RUN(distribution);
   RUN(types_and_seeds);
+  RUN(threads);
+  RUN(for_ever);
   return test_report();
 }

@@ -146,7 +146,7 @@ static void check(const struct model_config *c, const struct route *r, const str
     CHECK((model_gradients(m) != NULL) == s->training);
     CHECK((model_adam_v(m) != NULL) == s->training);
     CHECK((model_master(m) != NULL) == s->master);
-    CHECK(model_initialise(m, 1, &e));
+    CHECK(model_initialise(m, 1, 1, &e));
     for (int layer = 0; layer < (int)c->n_layers; layer++) {
       memset(seen, 0, measured.used);
       if (s->training && !apart(m, base, seen, layer)) FAIL("%s: block %d overlaps", r->name, layer + 1);

@@ -117,7 +117,7 @@ static inline bool rig_open_route(struct rig *g, const struct model_config *c, c
   g->targets = malloc((size_t)g->tokens * sizeof *g->targets);
   g->nll = malloc((size_t)g->tokens * sizeof *g->nll);
   rig_batch(g, 5, s->seq_len, c->vocab_size);
-  bool good = model_initialise(g->m, 42, &e);
+  bool good = model_initialise(g->m, 42, threads, &e);
   model_refresh_weights(g->m);
   return good;
 }

@@ -76,7 +76,7 @@ static bool open_subject(const struct bench *b, const char *route, struct subjec
   run->memory = run->device->k->allocate(run->device, bytes, e);
   if (!run->memory) return error_context(e, "route %s", run->config.route.name);
   run->arena = arena_over(run->memory, bytes);
-  if (!lay_out(run, e) || !model_initialise(run->model, (uint64_t)run->config.run.seed, e) || !fill_batch(run, e)) return false;
+  if (!lay_out(run, e) || !model_initialise(run->model, (uint64_t)run->config.run.seed, threads, e) || !fill_batch(run, e)) return false;
   model_refresh_weights(run->model);
   model_on_phase(run->model, on_phase, &s->time);
   for (int p = 0; p < PHASE_COUNT; p++) {

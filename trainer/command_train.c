@@ -33,7 +33,8 @@ static bool start_state(struct run *run, const char *resume, bool *resumed, stru
                                                               : RESUME_PATH;
   if (!state_restore(run, kind, resume, resumed, e)) return false;
   if (*resumed) return true;
-  bool good = model_initialise(run->model, (uint64_t)run->config.run.seed, e) && run_parameter_hash(run, &run->init_hash, e);
+  bool good = model_initialise(run->model, (uint64_t)run->config.run.seed, run->threads, e) &&
+              run_parameter_hash(run, &run->init_hash, e);
   if (good) model_refresh_weights(run->model);
   return comm_agree(run->comm, good, e);
 }

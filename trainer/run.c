@@ -95,12 +95,12 @@ static bool lay_out(struct run *run, enum run_purpose purpose, struct error *e) 
 }
 
 static bool open_model(struct run *run, enum run_purpose purpose, struct error *e) {
-  int threads = (int)run->config.run.threads;
-  if (threads == 0) {
-    threads = threads_available() / comm_local_world(run->comm);
-    if (threads < 1) threads = 1;
+  run->threads = (int)run->config.run.threads;
+  if (run->threads == 0) {
+    run->threads = threads_available() / comm_local_world(run->comm);
+    if (run->threads < 1) run->threads = 1;
   }
-  run->device = device_open(run->config.run.backend, threads, e);
+  run->device = device_open(run->config.run.backend, run->threads, e);
   if (!run->device) return false;
 
   run->tokens = run->local_batch * run->config.train.seq_len;

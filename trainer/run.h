@@ -30,6 +30,7 @@ struct run {
 
   struct comm *comm;
   int rank, world;
+  int threads; /* of this rank: run.threads, or its share of the host's processors */
 
   struct device *device;
   void *memory;

@@ -7,17 +7,12 @@
 #ifndef FP4D_KERNELS_CPU_CPU_H
 #define FP4D_KERNELS_CPU_CPU_H
 
+#include "base/clones.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
 
-/* Hot loops are compiled once per instruction set and chosen at load time, by
- * level: a processor's name ("arch=haswell") would match that model alone.
- * The bits are the same in all: only + - * / sqrt and explicit fma are used. */
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
-#define CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CPU_CLONES
-#endif
+/* Hot loops. */
+#define CPU_CLONES CLONES
 
 struct cpu_device {
   struct device device; /* first */
