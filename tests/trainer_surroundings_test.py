@@ -81,6 +81,20 @@ def test_eval_of_a_living_run():
     check(f"update {step}  loss" in first.text and first.text.strip() in second.text, "one and two ranks agree", first.text + second.text)
 
 
+def test_one_sequence():
+    """One held-out sequence has a loss and no standard error."""
+    out = place.run("single", {"train.updates": 3, "validation.samples": 1})
+    check(re.search(r"validation loss \d\.\d{4} over 1 sequence$", out.text, re.M), "its loss", out.text)
+    check(place.lines("single", "validation")[-1]["standard_error"] == "nan", "in the records")
+    evaluated = place.command("eval", "single", "tiny.yaml", "--samples", "1", "--json", "one.json")
+    evaluated.expect(DONE, r"loss \d\.\d{6} nats/token  1 sequence, 64 targets$")
+    check("nan" not in out.text + evaluated.text, "no nan for people", out.text + evaluated.text)
+    with open(place.at("one.json")) as f:
+        one = json.load(f)
+    check(one["standard_error"] == "nan" and [f"{x:.6f}" for x in one["sequence_nll"]] == [f"{one['loss']:.6f}"], "--json", str(one))
+    place.command("eval", "single", "tiny.yaml", "--samples", "2").expect(DONE, r"loss \d\.\d{6} \+- \d\.\d{6} nats/token  2 sequences, 128 targets$")
+
+
 def two_hosts(*arguments):
     """Two ranks, each in a folder of its own, as on two hosts with disks of their own."""
     command = [w for host in ("host0", "host1") for w in ([":"] if host == "host1" else []) + ["-np", "1", "-wdir", place.at(host), PROGRAM, *arguments]]

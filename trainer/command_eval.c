@@ -60,8 +60,10 @@ static bool evaluate(struct run *run, const struct eval_arguments *a, struct err
   bool good = comm_agree(run->comm, nll != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e) &&
               run_evaluate(run, samples, nll, &v, e);
   if (good && run->rank == 0) {
-    printf("update %" PRId64 "  loss %.6f +- %.6f nats/token  %" PRId64 " sequences, %" PRId64 " targets\n",
-           checkpoint_update(k), v.mean, v.standard_error, v.samples, v.targets);
+    char text[64];
+    run_evaluation_text(&v, 6, text, sizeof text);
+    printf("update %" PRId64 "  loss %s nats/token  %" PRId64 " sequence%s, %" PRId64 " targets\n", checkpoint_update(k), text,
+           v.samples, v.samples == 1 ? "" : "s", v.targets);
     if (a->json) good = write_json(a->json, k, &v, nll, e);
   }
   free(nll);

@@ -191,9 +191,11 @@ static bool validate(struct loop *l, struct error *e) {
   record_integer(o, "samples", v.samples);
   record_integer(o, "targets", v.targets);
   record_real(o, "seconds", clock_seconds() - t0);
+  char text[64];
+  run_evaluation_text(&v, 4, text, sizeof text);
   if (run->rank == 0)
-    log_info("update %6" PRId64 "  validation loss %.4f +- %.4f over %" PRId64 " sequences", run->update, v.mean,
-             v.standard_error, v.samples);
+    log_info("update %6" PRId64 "  validation loss %s over %" PRId64 " sequence%s", run->update, text, v.samples,
+             v.samples == 1 ? "" : "s");
   return write_record(l, o, e);
 }
 

@@ -317,6 +317,13 @@ bool run_evaluate(struct run *run, int64_t samples, double *sequence_nll, struct
   return good;
 }
 
+void run_evaluation_text(const struct evaluation *v, int digits, char *text, int size) {
+  if (v->samples > 1)
+    snprintf(text, (size_t)size, "%.*f +- %.*f", digits, v->mean, digits, v->standard_error);
+  else
+    snprintf(text, (size_t)size, "%.*f", digits, v->mean);
+}
+
 void run_set_forward(struct run *run, int64_t update) {
   const bool tail = route_in_forward_tail(&run->config.route, update, run->config.train.updates);
   model_set_forward(run->model, tail ? FORWARD_PLAIN : FORWARD_ROUTE);

@@ -72,10 +72,10 @@ int run_leave(struct run *run, bool good, struct error *e);
 /* Hash of all parameters (of the master where there is one). */
 bool run_parameter_hash(struct run *run, struct hash *out, struct error *e);
 
-/* Evaluates on the first `samples` samples of the validation stream (0 = all).
+/* Evaluates on the first `samples` >= 1 samples of the validation stream.
  * sequence_nll[samples] (may be NULL) gets each sequence's mean NLL; `mean` is
- * over all counted targets, `standard_error` over sequences.  The same bits on
- * every call and for every world size. */
+ * over all counted targets, `standard_error` over sequences (NaN of one).  The
+ * same bits on every call and for every world size. */
 struct evaluation {
   int64_t samples, targets;
   double mean, standard_error;
@@ -83,6 +83,8 @@ struct evaluation {
 int64_t run_validation_samples(const struct run *run, int64_t wanted); /* 0: all there are */
 bool run_has_validation_samples(const struct run *run, int64_t wanted, struct error *e); /* false: ERROR_DATA */
 bool run_evaluate(struct run *run, int64_t samples, double *sequence_nll, struct evaluation *out, struct error *e);
+/* "2.3456 +- 0.0123"; of one sequence, which has no standard error, "2.3456". */
+void run_evaluation_text(const struct evaluation *v, int digits, char *text, int size);
 
 /* Sets what fprop contracts to what update `update` (0: before the first) does. */
 void run_set_forward(struct run *run, int64_t update);
