@@ -93,16 +93,27 @@ static bool write_all(int fd, const char *data, size_t bytes) {
   return true;
 }
 
-/* Syncs the folder that holds `path`. */
-static bool sync_parent(const char *path, enum error_code code, struct error *e) {
-  char folder[PATH_MAX];
+/* The folder that holds `path`: "." for "x", "/" for "/x". */
+static bool parent_of(const char *path, char folder[PATH_MAX], enum error_code code, struct error *e) {
   size_t length = strlen(path);
-  if (length >= sizeof folder) return error_set(e, code, "path too long: %s", path);
+  if (length >= PATH_MAX) return error_set(e, code, "path too long: %s", path);
   memcpy(folder, path, length + 1);
   char *slash = strrchr(folder, '/');
-  if (!slash) return file_sync_folder(".", code, e);
-  slash[slash == folder] = 0; /* "/x" lies in "/" */
-  return file_sync_folder(folder, code, e);
+  if (slash)
+    slash[slash == folder] = 0;
+  else
+    strcpy(folder, ".");
+  return true;
+}
+
+bool file_sync_parent(const char *path, enum error_code code, struct error *e) {
+  char folder[PATH_MAX];
+  return parent_of(path, folder, code, e) && file_sync_folder(folder, code, e);
+}
+
+bool file_make_parent(const char *path, enum error_code code, struct error *e) {
+  char folder[PATH_MAX];
+  return parent_of(path, folder, code, e) && file_make_folder(folder, code, e);
 }
 
 bool file_publish(const char *path, const void *data, size_t bytes, enum error_code code, struct error *e) {
@@ -131,7 +142,7 @@ bool file_publish(const char *path, const void *data, size_t bytes, enum error_c
     unlink(temporary);
     return false;
   }
-  return sync_parent(path, code, e);
+  return file_sync_parent(path, code, e);
 }
 
 bool file_make_folder(const char *path, enum error_code code, struct error *e) {

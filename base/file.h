@@ -19,8 +19,14 @@ bool file_publish(const char *path, const void *data, size_t bytes, enum error_c
 /* fsync of a folder, so that a rename inside it is durable. */
 bool file_sync_folder(const char *path, enum error_code code, struct error *e);
 
+/* The same of the folder that holds `path`. */
+bool file_sync_parent(const char *path, enum error_code code, struct error *e);
+
 /* mkdir -p. */
 bool file_make_folder(const char *path, enum error_code code, struct error *e);
+
+/* The folder that holds `path`, made if it is absent. */
+bool file_make_parent(const char *path, enum error_code code, struct error *e);
 
 /* FOLDER-OF-FILE/NAME, or NAME where that is absolute; malloc'ed, NULL when out of memory. */
 char *file_beside(const char *file, const char *name);

@@ -49,7 +49,8 @@ bool stream_header_decode(const char *path, const unsigned char bytes[STREAM_HEA
 /* ---- writing ----------------------------------------------------------- */
 struct stream_writer; /* opaque */
 
-/* Starts PATH under a temporary name beside it. NULL with *e filled. */
+/* Starts PATH under a temporary name beside it; removes, and logs, what killed writers
+ * of PATH left. NULL with *e filled. */
 struct stream_writer *stream_writer_open(const char *path, int32_t vocab_size, const char *tokenizer,
                                          struct error *e);
 /* The next token begins a document. */

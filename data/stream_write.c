@@ -1,18 +1,23 @@
 /* Writing a token stream: blocks are hashed as they fill, the header comes
  * last, and the file gets its name when all of it is on the disk. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "data/stream_file.h"
+
+#define TEMPORARY ".tmp-" /* PATH.tmp-PROCESS-TIME */
 
 struct stream_writer {
   int fd;
@@ -48,15 +53,37 @@ static bool write_at(const struct stream_writer *w, const void *data, int64_t by
   return true;
 }
 
-/* The folder of `path`, made if it is absent. */
-static bool make_parent(const char *path, struct error *e) {
-  const char *slash = strrchr(path, '/');
-  if (!slash || slash == path) return true;
-  char *folder = strndup(path, (size_t)(slash - path));
-  if (!folder) return error_set(e, ERROR_SYSTEM, "%s: out of memory", path);
-  bool ok = file_make_folder(folder, ERROR_DATA, e);
+/* Removes what killed preparations of this stream left.  Each writer holds a lock on its
+ * temporary file, so whatever can be locked is nobody's. */
+static void clear_temporaries(const struct stream_writer *w) {
+  const char *slash = strrchr(w->path, '/'), *name = slash ? slash + 1 : w->path;
+  const size_t before = (size_t)(name - w->path), length = strlen(name);
+  char *folder = slash ? strndup(w->path, before) : strdup(".");
+  DIR *entries = folder ? opendir(folder) : NULL;
   free(folder);
-  return ok;
+  if (!entries) return;
+  for (struct dirent *entry; (entry = readdir(entries));) {
+    char *path;
+    if (strncmp(entry->d_name, name, length) != 0 || strncmp(entry->d_name + length, TEMPORARY, strlen(TEMPORARY)) != 0) continue;
+    if (asprintf(&path, "%.*s%s", (int)before, w->path, entry->d_name) < 0) break;
+    struct stat st;
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && flock(fd, LOCK_EX | LOCK_NB) == 0 && unlink(path) == 0)
+      log_info("%s was left by a preparation that was ended: removed", path);
+    if (fd >= 0) close(fd);
+    free(path);
+  }
+  closedir(entries);
+}
+
+/* Takes the lock that clear_temporaries asks for.  False: another process, which saw
+ * the file before its lock, has removed it.  Where the file system has no locks nothing
+ * can be locked, so nothing is removed. */
+static bool keep_temporary(int fd) {
+  struct stat st;
+  while (flock(fd, LOCK_EX) != 0)
+    if (errno != EINTR) return true;
+  return fstat(fd, &st) != 0 || st.st_nlink > 0;
 }
 
 /* A name that no other process uses, whatever host it runs on. */
@@ -64,11 +91,16 @@ static bool create_temporary(struct stream_writer *w, struct error *e) {
   char *name;
   for (int attempt = 1;; attempt++) {
     unsigned nanoseconds = (unsigned)(int64_t)(clock_seconds() * 1e9);
-    if (asprintf(&name, "%s.tmp-%ld-%08x", w->path, (long)getpid(), nanoseconds) < 0) return no_memory(w, e);
+    if (asprintf(&name, "%s" TEMPORARY "%ld-%08x", w->path, (long)getpid(), nanoseconds) < 0) return no_memory(w, e);
     w->fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (w->fd >= 0) {
+    if (w->fd >= 0 && keep_temporary(w->fd)) {
       w->temporary = name;
       return true;
+    }
+    if (w->fd >= 0) {
+      close(w->fd);
+      w->fd = -1;
+      errno = EEXIST;
     }
     if ((errno != EEXIST && errno != EINTR) || attempt == 100) break;
     free(name);
@@ -95,7 +127,9 @@ struct stream_writer *stream_writer_open(const char *path, int32_t vocab_size, c
   if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
     ok = error_set(e, ERROR_DATA, "cannot write the stream %s: it is %s", path,
                    S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
-  if (!ok || !make_parent(path, e) || !create_temporary(w, e)) {
+  ok = ok && file_make_parent(path, ERROR_DATA, e);
+  if (ok) clear_temporaries(w);
+  if (!ok || !create_temporary(w, e)) {
     stream_writer_close(w);
     return NULL;
   }
@@ -203,11 +237,8 @@ bool stream_writer_finish(struct stream_writer *w, const char *sources, struct e
   stream_header_encode(&w->header, header);
   if (!flush_block(w, e) || !write_footer(w, sources, header, &l, e) || !write_at(w, header, STREAM_HEADER, 0, e))
     return false;
-  if (fsync(w->fd) != 0) return error_errno(e, ERROR_DATA, "cannot sync %s", w->temporary);
-  int fd = w->fd;
-  w->fd = -1;
-  if (close(fd) != 0) return error_errno(e, ERROR_DATA, "cannot close %s", w->temporary);
-  return true;
+  /* It stays open, for the lock, until it is published. */
+  return fsync(w->fd) == 0 || error_errno(e, ERROR_DATA, "cannot sync %s", w->temporary);
 }
 
 bool stream_writer_publish(struct stream_writer *w, struct error *e) {
@@ -215,13 +246,7 @@ bool stream_writer_publish(struct stream_writer *w, struct error *e) {
     return error_errno(e, ERROR_DATA, "cannot rename %s to %s", w->temporary, w->path);
   free(w->temporary);
   w->temporary = NULL;
-  const char *slash = strrchr(w->path, '/');
-  if (!slash) return file_sync_folder(".", ERROR_DATA, e);
-  char *folder = strndup(w->path, (size_t)(slash - w->path) + (slash == w->path));
-  if (!folder) return no_memory(w, e);
-  bool ok = file_sync_folder(folder, ERROR_DATA, e);
-  free(folder);
-  return ok;
+  return file_sync_parent(w->path, ERROR_DATA, e);
 }
 
 void stream_writer_close(struct stream_writer *w) {

@@ -183,6 +183,11 @@ TEST(make_and_remove) {
   CHECK(!file_make_folder(at("x/y/f"), ERROR_DATA, &e));
   CHECK(!file_make_folder(at("x/y/f/g"), ERROR_DATA, &e));
   CHECK(!file_make_folder("", ERROR_DATA, &e));
+  CHECK(file_make_parent(at("x/p/q/file"), ERROR_DATA, &e) && file_exists(at("x/p/q")) && !file_exists(at("x/p/q/file")));
+  CHECK(file_make_parent("file", ERROR_DATA, &e) && file_make_parent("/file", ERROR_DATA, &e) && !file_exists("file"));
+  CHECK(!file_make_parent(at("x/y/f/file"), ERROR_DATA, &e));
+  CHECK(file_sync_parent(at("x/p/q/file"), ERROR_DATA, &e) && file_sync_parent("file", ERROR_DATA, &e));
+  CHECK(!file_sync_parent(at("x/none/file"), ERROR_DATA, &e));
   /* A link is removed, never followed. */
   CHECK(file_publish(at("keep"), "1", 1, ERROR_DATA, &e));
   char target[256];

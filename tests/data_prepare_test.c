@@ -6,11 +6,13 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <zlib.h>
 
 #include "base/file.h"
 #include "data/data.h"
+#include "data/stream_file.h"
 #include "tests/test.h"
 
 static char root[64];
@@ -407,6 +409,40 @@ TEST(disk_full) {
   free(ids);
 }
 
+/* A preparation that is killed leaves its temporary file: the next one of that stream
+ * removes it, and not one that is being written. */
+TEST(killed) {
+  reset();
+  put_forty("in");
+  struct error e;
+  struct data_prepared done;
+  put("train.tok.tmp", "mine", 4);
+  put("train.token.tmp-1-00000001", "mine", 4);
+  for (int k = 0; k < 3; k++) {
+    pid_t child = fork();
+    if (child == 0) {
+      int32_t id = 7;
+      struct stream_writer *w = stream_writer_open(k == 2 ? validation : train, TOKENIZER_BYTES_VOCAB, "bytes", &e);
+      if (w && stream_writer_document(w, &e) && stream_writer_tokens(w, &id, 1, &e)) raise(SIGKILL);
+      _exit(1);
+    }
+    int status = 0;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+  }
+  CHECK_EQ_I64(leftovers(), 4); /* the second child removed the first one's; two are no stream's of ours */
+  struct stream_writer *living = stream_writer_open(validation, TOKENIZER_BYTES_VOCAB, "bytes", &e);
+  CHECK(living != NULL);
+  CHECK_EQ_I64(leftovers(), 4);
+  CHECK(prepare("in", 1, 0.3, &done, &e));
+  CHECK_EQ_I64(leftovers(), 3);
+  CHECK(living && stream_writer_finish(living, "", &e)); /* and waits to be published */
+  CHECK(prepare("in", 1, 0.3, &done, &e));
+  CHECK_EQ_I64(leftovers(), 3);
+  stream_writer_close(living);
+  CHECK_EQ_I64(leftovers(), 2);
+  CHECK(file_exists(at("train.tok.tmp")) && file_exists(at("train.token.tmp-1-00000001")));
+}
+
 int main(void) {
   const char *folder = getenv("TMPDIR");
   snprintf(root, sizeof root, "%s/fp4d-prepare-XXXXXX", folder && strlen(folder) < 40 ? folder : P_tmpdir);
@@ -427,6 +463,7 @@ int main(void) {
   RUN(unusable_targets);
   RUN(permissions);
   RUN(disk_full);
+  RUN(killed);
   struct error e;
   if (!file_remove_tree(root, ERROR_DATA, &e)) printf("# %s\n", e.message);
   return test_report();

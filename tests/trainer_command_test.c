@@ -182,6 +182,10 @@ TEST(prepare_and_check) {
   CHECK(!strstr(text, "nothing to do"));
   CHECK_EQ_I64(COMMAND(command_check, "run.yaml"), 0);
   CHECK(said("ok       route       mxfp4-row-sr: backend cpu executes all of it") && said("all is well"));
+  const char *line = strstr(text, "made/t.tokens: "); /* what is left over: tokens without a sample of 64 */
+  long long tokens = 0, samples = 0, left = 0;
+  CHECK(line && sscanf(line, "made/t.tokens: %lld tokens, %lld samples of 64 and %lld tokens over", &tokens, &samples, &left) == 3);
+  CHECK(samples == (tokens - 1) / 64 && left == (tokens - 1) % 64);
 
   CHECK(unlink("made/v.tokens") == 0);
   CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml"), ERROR_DATA);

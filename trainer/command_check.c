@@ -128,8 +128,8 @@ static void check_stream(struct report *r, const struct config *c, const char *s
       error_hint(&e, "0 takes all there are");
       say_problem(r, subject, &e);
     } else if (training) {
-      say_ok(subject, "%s: %" PRId64 " tokens, %" PRId64 " samples of %" PRId64 "; the run reads %.2f times that", path,
-             info->tokens, samples, c->train.seq_len, (double)wanted / (double)samples);
+      say_ok(subject, "%s: %" PRId64 " tokens, %" PRId64 " samples of %" PRId64 " and %" PRId64 " tokens over; the run reads %.2f times that",
+             path, info->tokens, samples, c->train.seq_len, data_order_dropped_tokens(&order), (double)wanted / (double)samples);
     } else {
       say_ok(subject, "%s: %" PRId64 " tokens, %" PRId64 " samples, %" PRId64 " of them used", path, info->tokens, samples,
              wanted > 0 ? wanted : samples);

@@ -34,15 +34,6 @@ static bool existing(const struct config *c, const char *path, struct error *e) 
   return true;
 }
 
-static bool make_parent(const char *path, struct error *e) {
-  char folder[CONFIG_TEXT];
-  snprintf(folder, sizeof folder, "%s", path);
-  char *slash = strrchr(folder, '/');
-  if (!slash || slash == folder) return true;
-  *slash = 0;
-  return file_make_folder(folder, ERROR_DATA, e);
-}
-
 static bool prepare(const struct config *c, struct error *e) {
   if (c->data.n_sources == 0) return error_set(e, ERROR_CONFIG, "data.sources is empty: nothing to prepare from");
   bool validate = c->data.validation[0] != 0;
@@ -55,8 +46,10 @@ static bool prepare(const struct config *c, struct error *e) {
                            .validation_fraction = validate ? c->data.validation_fraction : 0,
                            .seed = (uint64_t)c->data.seed};
   struct data_prepared done;
-  if (!make_parent(c->data.train, e) || (validate && !make_parent(c->data.validation, e)) || !data_prepare(&p, &done, e))
+  /* Before all of the text is read. */
+  if (!file_make_parent(c->data.train, ERROR_DATA, e) || (validate && !file_make_parent(c->data.validation, ERROR_DATA, e)))
     return false;
+  if (!data_prepare(&p, &done, e)) return false;
   printf("%s: %" PRId64 " tokens in %" PRId64 " documents\n", c->data.train, done.tokens[0], done.documents[0]);
   if (validate)
     printf("%s: %" PRId64 " tokens in %" PRId64 " documents\n", c->data.validation, done.tokens[1], done.documents[1]);
