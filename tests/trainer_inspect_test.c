@@ -1,5 +1,6 @@
 /* inspect: what it says of whole files, and which damage it names with which code. */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include "data/stream_file.h"
 #include "tests/test.h"
 #include "trainer/command.h"
+#include "trainer/inspect.h"
 
 static struct error failure;
 static char text[40000]; /* what the last command printed, both streams */
@@ -241,6 +243,41 @@ TEST(anything_else) {
   CHECK_EQ_I64(INSPECT("short.h5"), ERROR_CHECKPOINT);
 }
 
+static bool crash(const struct inspection *i, struct error *e) {
+  (void)e;
+  printf("%s: looking\n", i->path);
+  fflush(stdout);
+  signal(SIGSEGV, SIG_DFL); /* a sanitizer has its own */
+  raise(SIGSEGV);
+  return true;
+}
+
+static bool refuse(const struct inspection *i, struct error *e) {
+  error_set(e, ERROR_DATA, "%s is not wanted", i->path);
+  return error_hint(e, "nor is another");
+}
+
+static bool accept(const struct inspection *i, struct error *e) {
+  (void)i, (void)e;
+  return true;
+}
+
+/* What a library does to a process that looks is said in words, and ends no other. */
+TEST(apart) {
+  struct inspection i = {.path = "x.h5"};
+  struct error e = {0};
+  CHECK(!inspect_apart(crash, &i, &e));
+  CHECK_EQ_I64(e.code, ERROR_CHECKPOINT);
+  CHECK(strstr(e.message, "x.h5 is damaged: the HDF5 library crashed on it: Segmentation fault") && strstr(e.hint, "--verify"));
+  i.verify = true;
+  CHECK(!inspect_apart(crash, &i, &e) && e.hint[0] == 0);
+  CHECK(!inspect_apart(refuse, &i, &e));
+  CHECK_EQ_I64(e.code, ERROR_DATA);
+  CHECK_STR(e.message, "x.h5 is not wanted");
+  CHECK_STR(e.hint, "nor is another");
+  CHECK(inspect_apart(accept, &i, &e));
+}
+
 int main(void) {
   char folder[64];
   snprintf(folder, sizeof folder, "%s/fp4d-inspect-XXXXXX", P_tmpdir);
@@ -249,6 +286,7 @@ int main(void) {
   RUN(checkpoints);
   RUN(records);
   RUN(anything_else);
+  RUN(apart);
   if (chdir("/") != 0 || !file_remove_tree(folder, ERROR_SYSTEM, &failure)) return 1;
   return test_report();
 }

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 
-from fp4d import COMMUNICATION, DATA, DONE, ENVIRONMENT, PREEMPTED, PROGRAM, SYSTEM, USAGE, Job, Place, check, main, words
+from fp4d import CHECKPOINT, COMMUNICATION, DATA, DONE, ENVIRONMENT, PREEMPTED, PROGRAM, SYSTEM, USAGE, Job, Place, check, main, words
 
 place = Place(**{"checkpoint.every": 3, "checkpoint.keep": 0})
 
@@ -79,6 +79,24 @@ def test_eval_of_a_living_run():
     first = place.command("eval", "living", "tiny.yaml").expect(DONE)  # of fewer updates than the checkpoint has
     second = place.command("eval", "living", "tiny.yaml", np=2).expect(DONE)
     check(f"update {step}  loss" in first.text and first.text.strip() in second.text, "one and two ranks agree", first.text + second.text)
+
+
+def test_inspect_of_a_living_run():
+    """What the run removes while inspect looks is no damage."""
+    job = place.start_train("watched", {"train.updates": 1000000, "checkpoint.every": 1, "checkpoint.keep": 1, "optimizer.schedule": "constant",
+                                        "optimizer.min_lr": 0})
+    job.wait_for(r"update +3 +saved")
+    try:
+        for i in range(30):
+            more = ("--verify",) if i % 2 else ()
+            out = place.command("inspect", "watched" if i % 3 else "watched/checkpoints", *more).expect(DONE, r"checkpoint of update \d+", r"state +whole")
+    finally:
+        job.process.send_signal(signal.SIGUSR2)
+        job.end(60).expect(PREEMPTED)
+    update = place.steps("watched")[-1]
+    os.remove(os.path.join(place.step("watched", update), "manifest.json"))
+    out = place.command("inspect", "watched/checkpoints").expect(CHECKPOINT, rf"step-{update:08d}  .*manifest.json")
+    check("meanwhile" not in out.text, "nobody removed it", out.text)
 
 
 def test_one_sequence():

@@ -47,7 +47,7 @@ static bool inspect_file(const struct inspection *i, struct error *e) {
   if (broken) return error_errno(e, ERROR_DATA, "cannot read %s", i->path);
   if (n == 0) return unknown(i->path, "it is empty", e);
   if (n == sizeof first && memcmp(first, STREAM_MAGIC, 8) == 0) return inspect_stream(i, e);
-  if (n == sizeof first && memcmp(first, hdf5, 8) == 0) return inspect_rank_file(i, e);
+  if (n == sizeof first && memcmp(first, hdf5, 8) == 0) return inspect_apart(inspect_rank_file, i, e);
   const char *slash = strrchr(i->path, '/'), *name = slash ? slash + 1 : i->path;
   if (strcmp(name, "manifest.json") == 0) {
     unknown(i->path, "it is a part of a checkpoint", e);
@@ -78,7 +78,7 @@ static bool inspect_run(const struct inspection *i, struct error *e) {
   state_folder(i->path, path, sizeof path);
   if (!file_exists(path)) {
     printf("%s: no checkpoints\n", i->path);
-  } else if (!inspect_steps(&part, &fault) && good) {
+  } else if (!inspect_apart(inspect_steps, &part, &fault) && good) {
     *e = fault;
     good = false;
   }
@@ -86,13 +86,13 @@ static bool inspect_run(const struct inspection *i, struct error *e) {
 }
 
 static bool inspect_folder(const struct inspection *i, struct error *e) {
-  if (has(i->path, "manifest.json")) return inspect_step(i, e);
+  if (has(i->path, "manifest.json")) return inspect_apart(inspect_step, i, e);
   if (has(i->path, "metrics.jsonl") || has(i->path, "checkpoints")) return inspect_run(i, e);
   int64_t *updates;
   int n;
   if (!store_list(i->path, &updates, &n, e)) return false;
   free(updates);
-  if (n > 0) return inspect_steps(i, e);
+  if (n > 0) return inspect_apart(inspect_steps, i, e);
   if (has(i->path, "rank-00000.h5"))
     return error_set(e, ERROR_CHECKPOINT, "%s is not a whole checkpoint: it has no manifest.json", i->path);
   return unknown(i->path, "the folder holds no manifest.json, no steps and no metrics.jsonl", e);

@@ -21,6 +21,9 @@ bool inspect_step(const struct inspection *i, struct error *e);      /* a step f
 bool inspect_steps(const struct inspection *i, struct error *e);     /* a folder of them; then the newest whole one */
 bool inspect_records(const struct inspection *i, struct error *e);   /* metrics.jsonl */
 
+/* Looks in a process of its own, whose end by a crash is an error like others. */
+bool inspect_apart(bool (*look)(const struct inspection *i, struct error *e), const struct inspection *i, struct error *e);
+
 /* One "  name          value" line. */
 void inspect_line(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -137,6 +138,18 @@ static void print_tensors(const struct checkpoint *k) {
   }
 }
 
+/* A living run removes old steps, the manifest first.  Is that what happened to this one? */
+static bool was_removed(const char *step) {
+  enum { LOOKS = 100 };
+  char manifest[STORE_PATH + 16];
+  snprintf(manifest, sizeof manifest, "%s/manifest.json", step);
+  for (int i = 0; i < LOOKS && !file_exists(manifest); i++) { /* the rest goes soon */
+    if (!file_exists(step)) return true;
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+  }
+  return false;
+}
+
 /* Every file of the manifest; the first fault is the error. */
 static bool check_files(const char *path, const struct manifest *m, bool verify, struct error *e) {
   int damaged = 0;
@@ -174,33 +187,82 @@ bool inspect_step(const struct inspection *in, struct error *e) {
 
 /* ---- a folder of steps --------------------------------------------------------- */
 
-bool inspect_steps(const struct inspection *in, struct error *e) {
-  int64_t *updates;
-  int n, newest = -1, damaged = 0;
-  if (!store_list(in->path, &updates, &n, e)) return false;
-  printf("%s: %d checkpoint%s\n", in->path, n, n == 1 ? "" : "s");
+static void print_latest(const char *folder) {
   char path[STORE_PATH], target[STORE_PATH];
-  for (int i = 0; i < n; i++) {
-    struct error fault;
-    store_step_path(in->path, updates[i], path);
-    struct checkpoint *k = checkpoint_open(path, in->verify, &fault);
-    printf("  step-%08" PRId64 "  %s\n", updates[i], k ? "whole" : fault.message);
-    if (k) newest = i;
-    if (!k && damaged++ == 0) *e = fault;
-    checkpoint_close(k);
-  }
-  snprintf(path, sizeof path, "%s/latest", in->path);
-  ssize_t length = readlink(path, target, sizeof target - 1);
+  snprintf(path, sizeof path, "%s/latest", folder);
+  const ssize_t length = readlink(path, target, sizeof target - 1);
   if (length > 0) printf("  latest         -> %.*s\n", (int)length, target);
-  if (n == 0) error_set(e, ERROR_CHECKPOINT, "there is no checkpoint in %s", in->path);
-  if (newest >= 0) {
-    store_step_path(in->path, updates[newest], path);
-    struct inspection step = *in;
-    struct error fault;
-    step.path = path;
-    putchar('\n');
-    if (!inspect_step(&step, &fault) && damaged++ == 0) *e = fault;
+}
+
+/* One look at the steps after `last`. */
+struct look {
+  int64_t last;      /* the newest that was listed */
+  int whole, damaged;
+  bool gone;         /* a living run removed one meanwhile */
+  bool shown;        /* the newest whole one, in full */
+};
+
+static void look_at_step(const struct inspection *in, int64_t update, struct look *l, int64_t *newest, struct error *e) {
+  char path[STORE_PATH];
+  struct error fault;
+  store_step_path(in->path, update, path);
+  struct checkpoint *k = checkpoint_open(path, in->verify, &fault);
+  const bool gone = !k && was_removed(path);
+  printf("  step-%08" PRId64 "  %s\n", update, k ? "whole" : gone ? "removed meanwhile" : fault.message);
+  l->last = update;
+  l->gone |= gone;
+  if (k) {
+    *newest = update;
+    l->whole++;
+  } else if (!gone && l->damaged++ == 0) {
+    *e = fault;
   }
+  checkpoint_close(k);
+}
+
+static bool look_at_steps(const struct inspection *in, struct look *l, struct error *e) {
+  int64_t *updates, newest = -1;
+  int n, first = 0;
+  if (!store_list(in->path, &updates, &n, e)) return false;
+  while (first < n && updates[first] <= l->last) first++;
+  printf("%s: %d checkpoint%s\n", in->path, n - first, n - first == 1 ? "" : "s");
+  *l = (struct look){.last = l->last};
+  for (int i = first; i < n; i++) look_at_step(in, updates[i], l, &newest, e);
   free(updates);
-  return n > 0 && damaged == 0;
+  print_latest(in->path);
+  if (newest < 0) return true;
+  char path[STORE_PATH];
+  struct inspection step = *in;
+  struct error fault;
+  store_step_path(in->path, newest, path);
+  step.path = path;
+  putchar('\n');
+  l->shown = inspect_step(&step, &fault);
+  if (l->shown) return true;
+  if (was_removed(path)) {
+    printf("%s was removed meanwhile\n", path);
+    l->gone = true;
+  } else if (l->damaged++ == 0) {
+    *e = fault;
+  }
+  return true;
+}
+
+/* Where all that was whole has been removed, the run that did it has a newer one. */
+bool inspect_steps(const struct inspection *in, struct error *e) {
+  enum { LOOKS = 100 };
+  struct look l = {.last = -1, .gone = true};
+  int seen = 0, damaged = 0;
+  for (int i = 0; i < LOOKS && !l.shown && l.gone; i++) {
+    struct error fault;
+    if (!look_at_steps(in, &l, &fault)) {
+      *e = fault;
+      return false;
+    }
+    if (l.damaged > 0 && damaged == 0) *e = fault;
+    damaged += l.damaged;
+    seen += l.whole + l.damaged;
+  }
+  if (seen == 0) return error_set(e, ERROR_CHECKPOINT, "there is no checkpoint in %s", in->path);
+  return damaged == 0;
 }
