@@ -1,6 +1,6 @@
 /* Loss and gradients of the whole model against tests/golden/llama_gradients.bin,
- * which tests/oracle/llama_jax.py made in float64 JAX: its head comment says
- * what the file holds and how parameters and tokens are drawn. */
+ * which tests/oracle/llama_jax.py made in float64 JAX: its head comment says what
+ * the file holds, llama_model.py's how parameters and tokens are drawn. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #include "model/model.h"
 #include "tests/test.h"
 
-enum { PROJECTIONS = 16, FIRST_KEY = 1000, CASES = 7 };
-enum golden_draw { OF_PARAMETER = 1, OF_TOKEN = 2, OF_POSITION = 3, OF_SIGN = 4 };
+enum { FIRST_KEY = 1000, CASES = 7 };
+enum golden_draw { OF_PARAMETER = 1, OF_TOKEN = 2 };
 
 static void *get(int64_t bytes) {
   void *p = calloc((size_t)(bytes > 0 ? bytes : 1), 1);
@@ -151,50 +151,58 @@ static void run_close(struct run *r) {
 }
 
 /* ---- comparison ---------------------------------------------------------- */
-/* The relative error of a tensor from its samples alone, and from projections
- * on random signs, which see every element: their mean square is the square of
- * the norm, give or take a fifth at 16 of them.  Both must be small. A tensor of
- * zeros is compared absolutely. */
-static bool compare_param(FILE *f, const struct run *r, const struct golden *g, uint64_t key, int number,
-                          double tolerance, double *worst) {
+struct worst {
+  double error;
+  char tensor[96];
+};
+
+/* |gradient - expected| / |expected|, Frobenius norms over every element of the
+ * tensor.  A tensor of zeros is compared absolutely.
+ *
+ * Under bf16 the file also foretells the error, from the rounding points in
+ * otherwise exact arithmetic: ours must be that, give or take half (mostly it is to
+ * three digits; where a sum's last place turns one rounding, others follow), so no
+ * further loss hides below the tolerance.  One tensor's exceeds it: of layer 2's wk in gqa-4-1-dim64-tied-scaled
+ * 0.023, of which 0.021 come from D = sum(dO O) of the stored output, because
+ * dS = P (dP - D) nearly cancels where few, similar keys are attended to. */
+static bool compare_param(FILE *f, const struct run *r, const struct golden *g, int number, double tolerance,
+                          bool foretold, struct worst *worst) {
   char name[96];
-  long long rows, cols, samples;
-  double norm;
+  long long rows, cols;
+  double rounded;
   const struct param *p = model_param(r->m, number);
-  if (fscanf(f, "param %95s %lld %lld %la %lld", name, &rows, &cols, &norm, &samples) != 5 || fgetc(f) != '\n') return false;
+  if (fscanf(f, "param %95s %lld %lld %lf", name, &rows, &cols, &rounded) != 4 || fgetc(f) != '\n') return false;
   CHECK_STR(p->name, name);
   CHECK_EQ_I64(p->rows, rows);
   CHECK_EQ_I64(p->cols, cols);
   if (strcmp(p->name, name) != 0 || p->rows != rows || p->cols != cols) return false;
 
   int64_t n = rows * cols;
-  float *expected = get(samples * 4), projected[PROJECTIONS];
-  if (!read_floats(f, expected, samples) || !read_floats(f, projected, PROJECTIONS)) {
-    free(expected);
-    return false;
-  }
+  float *expected = get(n * 4);
+  bool whole = read_floats(f, expected, n);
   const float *gradient = model_gradients(r->m) + p->offset;
-  double unit = norm > 1e-9 ? norm : 1.0, square = 0, sum[PROJECTIONS] = {0};
-  for (int64_t i = 0; i < samples; i++) {
-    int64_t at = n <= samples ? i : (int64_t)(word_of(key, i, number, OF_POSITION) % (uint64_t)n);
-    double d = (double)gradient[at] - (double)expected[i];
-    square += d * d;
-  }
-  double by_samples = sqrt(square * (double)n / (double)samples) / unit;
+  double square = 0, difference = 0;
   for (int64_t i = 0; i < n; i++) {
-    uint32_t word = word_of(key, i, number, OF_SIGN);
-    for (int k = 0; k < PROJECTIONS; k++) sum[k] += word >> k & 1 ? -(double)gradient[i] : (double)gradient[i];
+    double d = (double)gradient[i] - (double)expected[i];
+    square += (double)expected[i] * (double)expected[i];
+    difference += d * d;
   }
-  square = 0;
-  for (int k = 0; k < PROJECTIONS; k++) square += (sum[k] - (double)projected[k]) * (sum[k] - (double)projected[k]);
-  double by_projections = sqrt(square / PROJECTIONS) / unit;
+  double norm = sqrt(square), error = sqrt(difference) / (norm > 1e-9 ? norm : 1.0);
   free(expected);
-  if (!(by_samples < tolerance && by_projections < 1.5 * tolerance))
-    FAIL("%s: %s: relative error %.3g by samples, %.3g by projections; allowed %g", g->name, name, by_samples,
-         by_projections, tolerance);
-  if (by_projections > *worst) *worst = by_projections;
-  if (by_samples > *worst) *worst = by_samples;
-  return true;
+  if (foretold) {
+    if (!(error > rounded / 1.5 - 1e-5 && error < rounded * 1.5 + 1e-5))
+      FAIL("%s: %s: relative error %.3g; its rounding points make %.3g", g->name, name, error, rounded);
+    if (rounded > tolerance) {
+      printf("# %s %s: relative error %.3g, %.3g by its rounding points\n", g->name, name, error, rounded);
+      tolerance = rounded * 1.02;
+    }
+  }
+  if (!(error < tolerance)) FAIL("%s: %s: relative error %.3g; allowed %g", g->name, name, error, tolerance);
+  if (error > worst->error) {
+    worst->error = error;
+    snprintf(worst->tensor, sizeof worst->tensor, "%s", name);
+  }
+  return whole;
 }
 
 static bool compare_case(FILE *f, int number, const char *route, double tolerance) {
@@ -208,7 +216,8 @@ static bool compare_case(FILE *f, int number, const char *route, double toleranc
     return false;
   }
   float *nll = get(r.tokens * 4);
-  double loss = 0, worst = 0;
+  double loss = 0;
+  struct worst worst = {0};
   bool whole = read_floats(f, nll, r.tokens);
   for (int64_t t = 0; t < r.tokens; t++) {
     CHECK_CLOSE(r.nll[t], nll[t], 3 * tolerance * (1.0 + fabs((double)nll[t])));
@@ -216,8 +225,9 @@ static bool compare_case(FILE *f, int number, const char *route, double toleranc
   }
   CHECK_CLOSE(loss, g.loss, tolerance * g.loss);
   for (int i = 0; whole && i < model_param_number(r.m); i++)
-    whole = compare_param(f, &r, &g, key, i, tolerance, &worst);
-  printf("# %s %s: loss %.7f (%.7f), largest gradient error %.3g\n", route, g.name, loss, g.loss, worst);
+    whole = compare_param(f, &r, &g, i, tolerance, strcmp(route, "bf16") == 0, &worst);
+  printf("# %s %s: loss %.7f (%.7f), largest gradient error %.3g in %s\n", route, g.name, loss, g.loss, worst.error,
+         worst.tensor);
   free(nll);
   run_close(&r);
   return whole;
