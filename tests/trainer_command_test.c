@@ -35,6 +35,10 @@ static const struct argument words_rows[] = {
     {.name = "RUN", .type = ARGUMENT_WORDS, AT(sets), .help = "runs"},
     {0},
 };
+static const struct argument needed_rows[] = {
+    {.name = "--out", .value = "FILE", .type = ARGUMENT_TEXT, AT(text), .needed = true, .help = "where to"},
+    {0},
+};
 
 static bool parse(const struct argument *rows, struct sample *s, const char *const *words) {
   char *argv[32] = {"cmd"};
@@ -95,6 +99,9 @@ TEST(arguments_refused) {
   }
   CHECK(!PARSE(words_rows, &s, "--"));
   CHECK_STR(failure.message, "cmd: RUN is missing (runs)");
+  CHECK(!PARSE(needed_rows, &s, NULL));
+  CHECK_STR(failure.message, "cmd: --out is missing (where to)");
+  CHECK(PARSE(needed_rows, &s, "--out=x"));
   char *argv[600];
   for (int i = 0; i < 600; i++) argv[i] = "--set=x";
   CHECK(!arguments_parse(sample_rows, 600, argv, &s, &failure));
@@ -111,6 +118,7 @@ TEST(table) {
       bool positional = a->type == ARGUMENT_WORD || a->type == ARGUMENT_OPTIONAL_WORD || a->type == ARGUMENT_WORDS;
       CHECK(flag != positional);
       CHECK((a->value != NULL) == (flag && a->type != ARGUMENT_FLAG));
+      CHECK(!a->needed || a->type == ARGUMENT_TEXT);
     }
   }
   CHECK(!command_find("nope"));
@@ -233,6 +241,8 @@ TEST(check_problems) {
   CHECK(said("PROBLEM  checkpoint"));
 }
 
+static char root[1024]; /* of the source tree */
+
 TEST(help) {
   CHECK_EQ_I64(COMMAND(command_help, NULL), 0);
   CHECK(said("fp4d check") && said("   75  preempted"));
@@ -242,12 +252,26 @@ TEST(help) {
   CHECK(said("fp4d prepare CONFIG [--set key=value]... [--force]"));
   CHECK_EQ_I64(COMMAND(command_help, "prepar"), ERROR_USAGE);
   CHECK(said("did you mean prepare?"));
+  CHECK_EQ_I64(COMMAND(command_help, "comands"), ERROR_USAGE);
+  CHECK(said("did you mean commands?"));
+  CHECK_EQ_I64(COMMAND(command_help, "commands"), 0);
+  for (const struct command *c = commands; c->name; c++) CHECK(said(c->summary) && said(c->details));
+  char path[1100], *page;
+  size_t bytes;
+  snprintf(path, sizeof path, "%s/docs/commands.md", root);
+  CHECK_EQ_I64(COMMAND(command_help, "commands", "--markdown"), 0);
+  if (!file_read(path, 1 << 20, ERROR_SYSTEM, &page, &bytes, &failure)) {
+    FAIL("%s", failure.message);
+    return;
+  }
+  if (strcmp(page, text) != 0) FAIL("docs/commands.md is old: fp4d help commands --markdown > docs/commands.md");
+  free(page);
 }
 
 int main(void) {
   char folder[64];
   snprintf(folder, sizeof folder, "%s/fp4d-command-XXXXXX", P_tmpdir);
-  if (!mkdtemp(folder) || chdir(folder) != 0) return 1;
+  if (!getcwd(root, sizeof root) || !mkdtemp(folder) || chdir(folder) != 0) return 1;
   RUN(arguments);
   RUN(arguments_refused);
   RUN(table);

@@ -130,6 +130,14 @@ bool arguments_parse(const struct argument *rows, int argc, char **argv, void *t
       error_set(e, ERROR_USAGE, "%s: %s is missing (%s)", command, next->name, next->help);
       return usage(e, command);
     }
+  for (const struct argument *a = rows; a->name; a++) {
+    const char *text;
+    if (!a->needed) continue;
+    memcpy(&text, (const char *)target + a->offset, sizeof text);
+    if (text) continue;
+    error_set(e, ERROR_USAGE, "%s: %s is missing (%s)", command, a->name, a->help);
+    return usage(e, command);
+  }
   return true;
 }
 
@@ -142,16 +150,32 @@ void arguments_synopsis(const struct argument *rows, FILE *out) {
   char text[80];
   for (const struct argument *a = rows; a->name; a++) {
     spell(a, text, sizeof text);
-    bool must = a->type == ARGUMENT_WORD || a->type == ARGUMENT_WORDS;
+    bool must = a->type == ARGUMENT_WORD || a->type == ARGUMENT_WORDS || a->needed;
     bool more = a->type == ARGUMENT_WORDS || a->type == ARGUMENT_REPEATED;
     fprintf(out, " %s%s%s%s", must ? "" : "[", text, must ? "" : "]", more ? "..." : "");
   }
 }
 
-void arguments_describe(const struct argument *rows, FILE *out) {
+/* A bar would end a table's cell. */
+static void write_cell(const char *text, FILE *out) {
+  for (; *text; text++) {
+    if (*text == '|') fputc('\\', out);
+    fputc(*text, out);
+  }
+}
+
+void arguments_describe(const struct argument *rows, FILE *out, bool markdown) {
   char text[80];
   for (const struct argument *a = rows; a->name; a++) {
     spell(a, text, sizeof text);
-    fprintf(out, "  %-24s %s\n", text, a->help);
+    if (!markdown) {
+      fprintf(out, "  %-24s %s\n", text, a->help);
+      continue;
+    }
+    fputs("| `", out);
+    write_cell(text, out);
+    fputs("` | ", out);
+    write_cell(a->help, out);
+    fputs(" |\n", out);
   }
 }

@@ -34,6 +34,7 @@ struct argument {
   enum argument_type type;
   size_t offset;     /* of the target in the command's struct */
   int64_t low, high; /* ARGUMENT_INTEGER */
+  bool needed;       /* ARGUMENT_TEXT: must be given */
   const char *help;
 };
 
@@ -50,7 +51,7 @@ bool arguments_parse(const struct argument *rows, int argc, char **argv, void *t
 
 /* "CONFIG [--set key=value]... [--force]" */
 void arguments_synopsis(const struct argument *rows, FILE *out);
-/* One line a row. */
-void arguments_describe(const struct argument *rows, FILE *out);
+/* One line a row; with markdown a row of a table. */
+void arguments_describe(const struct argument *rows, FILE *out, bool markdown);
 
 #endif

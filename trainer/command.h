@@ -24,12 +24,14 @@ const struct command *command_find(const char *name); /* NULL: none */
 /* Prints the error; returns its exit code. */
 int command_fail(const struct error *e);
 
-/* "unknown command 'trian'; did you mean train?" in *e (ERROR_USAGE).  `also`: one
- * more word that may have been meant, or NULL. */
-void command_unknown(const char *name, const char *also, struct error *e);
+/* "unknown command 'trian'; did you mean train?" in *e (ERROR_USAGE).  `also`: more
+ * words that may have been meant, NULL-terminated, or NULL. */
+void command_unknown(const char *name, const char *const *also, struct error *e);
 
 void help_overview(FILE *out);
 void help_command(const struct command *c, FILE *out);
+/* All of them; with markdown docs/commands.md. */
+void help_commands(FILE *out, bool markdown);
 
 extern const struct argument command_train_arguments[], command_check_arguments[], command_plan_arguments[],
     command_prepare_arguments[], command_eval_arguments[], command_generate_arguments[], command_inspect_arguments[],

@@ -28,7 +28,7 @@ const struct argument command_capture_arguments[] = {
     ARGUMENT_CONFIG(struct capture_arguments, config),
     ARGUMENT_SETS(struct capture_arguments, sets),
     {.name = "--out", .value = "FILE.h5", .type = ARGUMENT_TEXT, .offset = offsetof(struct capture_arguments, out),
-     .help = "where to write"},
+     .needed = true, .help = "where to write"},
     {.name = "--layers", .value = "1,4", .type = ARGUMENT_TEXT, .offset = offsetof(struct capture_arguments, layers),
      .help = "blocks, counted from 1 (default: first, middle and last)"},
     {.name = "--updates", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct capture_arguments, updates),
@@ -190,11 +190,6 @@ int command_capture(int argc, char **argv) {
   struct capture_arguments a = {.updates = 1};
   struct error e = {0};
   if (!arguments_parse(command_capture_arguments, argc, argv, &a, &e)) return command_fail(&e);
-  if (!a.out) {
-    error_set(&e, ERROR_USAGE, "capture: --out is missing");
-    error_hint(&e, "`fp4d help capture` shows what it takes");
-    return command_fail(&e);
-  }
   struct config config;
   struct run run;
   bool loaded = config_load(&config, a.config, a.sets.item, a.sets.n, &e);

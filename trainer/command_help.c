@@ -10,9 +10,9 @@ struct help_arguments {
 
 const struct argument command_help_arguments[] = {
     {.name = "TOPIC", .type = ARGUMENT_OPTIONAL_WORD, .offset = offsetof(struct help_arguments, topic),
-     .help = "a command, or config"},
+     .help = "a command, commands (all of them) or config"},
     {.name = "--markdown", .type = ARGUMENT_FLAG, .offset = offsetof(struct help_arguments, markdown),
-     .help = "config as Markdown (docs/config.md)"},
+     .help = "commands or config as Markdown (docs/commands.md, docs/config.md)"},
     {0},
 };
 
@@ -24,10 +24,13 @@ int command_help(int argc, char **argv) {
     help_overview(stdout);
   } else if (strcmp(a.topic, "config") == 0) {
     config_print_options(a.markdown);
+  } else if (strcmp(a.topic, "commands") == 0) {
+    help_commands(stdout, a.markdown);
   } else {
+    static const char *const topics[] = {"commands", "config", NULL};
     const struct command *c = command_find(a.topic);
     if (!c) {
-      command_unknown(a.topic, "config", &e);
+      command_unknown(a.topic, topics, &e);
       return command_fail(&e);
     }
     help_command(c, stdout);

@@ -22,7 +22,7 @@ enum divergence_policy { DIVERGENCE_RECORD, DIVERGENCE_HALT, DIVERGENCE_SKIP };
 struct config {
   struct {
     char name[CONFIG_TEXT]; /* "demo-bf16" */
-    char folder[CONFIG_TEXT]; /* where metrics, header and checkpoints go: runs/NAME */
+    char folder[CONFIG_TEXT]; /* where metrics.jsonl and checkpoints go: runs/NAME */
     int64_t seed;
     char backend[32]; /* "cpu" */
     int64_t threads;  /* per rank; 0 = cores / ranks on the host */

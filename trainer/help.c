@@ -51,8 +51,8 @@ const struct command commands[] = {
      "  set: {train: {updates: 200}} # on top of the base\n"
      "The same command goes on where the last one stopped.  A run that diverges is recorded and\n"
      "the others go on; exit code 75 of a run, and signals (as for train), end the whole with 75.\n"},
-    {"help", "this list; `fp4d help COMMAND`; `fp4d help config`", command_help_arguments, command_help,
-     "`fp4d help config` documents every key of a configuration.\n"},
+    {"help", "this list; `fp4d help COMMAND`; `fp4d help commands`; `fp4d help config`", command_help_arguments, command_help,
+     "`fp4d help commands` documents every command, `fp4d help config` every key of a configuration.\n"},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -67,11 +67,11 @@ int command_fail(const struct error *e) {
   return (int)e->code;
 }
 
-void command_unknown(const char *name, const char *also, struct error *e) {
+void command_unknown(const char *name, const char *const *also, struct error *e) {
   struct suggestion near = {name, NULL, 0};
   char shown[QUOTED];
   for (const struct command *c = commands; c->name; c++) suggest_offer(&near, c->name);
-  if (also) suggest_offer(&near, also);
+  for (; also && *also; also++) suggest_offer(&near, *also);
   text_quote(name, shown);
   if (near.best)
     error_set(e, ERROR_USAGE, "unknown command %s; did you mean %s?", shown, near.best);
@@ -108,6 +108,28 @@ void help_command(const struct command *c, FILE *out) {
   fprintf(out, "fp4d %s: %s\n\n  fp4d %s", c->name, c->summary, c->name);
   arguments_synopsis(c->arguments, out);
   fputs("\n\n", out);
-  arguments_describe(c->arguments, out);
-  if (c->details) fprintf(out, "\n%s", c->details);
+  arguments_describe(c->arguments, out, false);
+  if (c->details[0]) fprintf(out, "\n%s", c->details);
+}
+
+static void command_markdown(const struct command *c, FILE *out) {
+  fprintf(out, "\n## `%s`: %s\n\n    fp4d %s", c->name, c->summary, c->name);
+  arguments_synopsis(c->arguments, out);
+  fputs("\n\n| argument | |\n| --- | --- |\n", out);
+  arguments_describe(c->arguments, out, true);
+  if (c->details[0]) fprintf(out, "\n```text\n%s```\n", c->details);
+}
+
+void help_commands(FILE *out, bool markdown) {
+  if (markdown)
+    fputs("# Commands\n\n<!-- made by `fp4d help commands --markdown` from the tables that parse them -->\n\n"
+          "Every command takes `--help`; `--` ends the flags. [config.md](config.md) has the keys of CONFIG,\n"
+          "[operations.md](operations.md) the exit codes.\n", out);
+  for (const struct command *c = commands; c->name; c++) {
+    if (markdown)
+      command_markdown(c, out);
+    else
+      help_command(c, out);
+    if (!markdown && c[1].name) fputs("\n\n", out);
+  }
 }

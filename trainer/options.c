@@ -34,7 +34,7 @@ static const struct option run_rows[] = {
     {.key = "name", .type = OPTION_TEXT, IN(run.name), .name_like = true, .fallback_words = "the file's name without .yaml",
      .help = "The run's name, in records and in the default folder."},
     {.key = "folder", .type = OPTION_TEXT, IN(run.folder), .fallback_words = "runs/ and the name",
-     .help = "Where metrics, run header and checkpoints go."},
+     .help = "Where metrics.jsonl and checkpoints go."},
     {.key = "seed", .type = OPTION_INTEGER, IN(run.seed), .low = 0, .high = ANY_MAX, .fallback = "42",
      .help = "Seeds initial parameters and stochastic rounding."},
     {.key = "backend", .type = OPTION_TEXT, IN(run.backend), .name_like = true, .fallback = "cpu",
@@ -195,7 +195,7 @@ static const struct option limits_rows[] = {
     {.key = "update_s", .type = OPTION_NUMBER, IN(limits.update_s), .lower = 0, .lower_open = true, .upper = 1e6,
      .fallback = "600", .unit = "s", .help = "Longest update; then every rank leaves with exit code 76."},
     {.key = "save_s", .type = OPTION_NUMBER, IN(limits.save_s), .lower = 0, .lower_open = true, .upper = 1e6,
-     .fallback = "3600", .unit = "s", .help = "Longest checkpoint save."},
+     .fallback = "3600", .unit = "s", .help = "Longest checkpoint save, and longest validation."},
     {.key = "heartbeat_s", .type = OPTION_NUMBER, IN(limits.heartbeat_s), .lower = 0, .lower_open = true,
      .upper = 1e6, .fallback = "20", .unit = "s", .help = "Silence after which a rank counts as lost."},
 };
