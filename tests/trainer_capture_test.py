@@ -8,6 +8,7 @@ Prints "ok NAME" or "not ok NAME: why" for each test; exit status 0 iff all are 
 import glob
 import json
 import os
+import resource
 import shutil
 import sys
 
@@ -118,11 +119,24 @@ def test_default_layers():
         check(sorted(f) == ["block-01", "block-02", "block-03"], str(sorted(f)))
 
 
+def test_failure_keeps_the_old_file():
+    """The file is whole or not at all: a disk that fills up leaves the one of before."""
+    capture("kept.h5").expect(DONE)
+    with open(place.at("kept.h5"), "rb") as f:
+        before = f.read()
+    out = place.command("capture", "run", "tiny.yaml", "--out", "kept.h5",
+                        prepare=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000)))
+    out.expect(CHECKPOINT, r"cannot write kept\.h5\.tmp: File too large")
+    with open(place.at("kept.h5"), "rb") as f:
+        check(f.read() == before, "the file of before")
+    check(not os.path.exists(place.at("kept.h5.tmp")), "no temporary is left")
+
+
 def test_refused():
     capture("x.h5", "--layers", "4").expect(USAGE, "the model has blocks 1 to 3")
     capture("x.h5", "--layers", "1,").expect(USAGE, "numbers like 1,4")
     capture("x.h5", "--layers", "0").expect(USAGE, "blocks 1 to 3")
-    capture("nowhere/x.h5").expect(CHECKPOINT, "cannot write nowhere/x.h5: No such file")
+    capture("nowhere/x.h5").expect(CHECKPOINT, r"cannot write nowhere/x.h5\.tmp: No such file")
     capture("x.h5", checkpoint="absent").expect(CHECKPOINT, "no checkpoint in absent")
     place.command("capture", "run", "tiny.yaml").expect(USAGE, "--out is missing")
     place.command("capture", "run", "absent.yaml", "--out", "x.h5").expect(CONFIG)

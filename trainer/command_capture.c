@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
+#include "checkpoints/store.h"
 #include "trainer/capture.h"
 #include "trainer/command.h"
 #include "trainer/plan.h"
@@ -28,7 +30,7 @@ const struct argument command_capture_arguments[] = {
     ARGUMENT_CONFIG(struct capture_arguments, config),
     ARGUMENT_SETS(struct capture_arguments, sets),
     {.name = "--out", .value = "FILE.h5", .type = ARGUMENT_TEXT, .offset = offsetof(struct capture_arguments, out),
-     .needed = true, .help = "where to write"},
+     .needed = true, .help = "where to write, whole or not at all"},
     {.name = "--layers", .value = "1,4", .type = ARGUMENT_TEXT, .offset = offsetof(struct capture_arguments, layers),
      .help = "blocks, counted from 1 (default: first, middle and last)"},
     {.name = "--updates", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct capture_arguments, updates),
@@ -168,10 +170,15 @@ static bool capture(struct run *run, const struct capture_arguments *a, struct e
   struct checkpoint *k = good ? state_find(a->checkpoint, e) : NULL;
   good = k && state_read_parameters(run, k, e) && state_read_counters(run, k, e);
   if (good) {
-    c.out = hdf5_create(a->out, e);
+    char temporary[STORE_PATH];
+    good = snprintf(temporary, sizeof temporary, "%s.tmp", a->out) < (int)sizeof temporary ||
+           error_set(e, ERROR_USAGE, "capture: the path of --out is too long");
+    if (good) c.out = hdf5_create(temporary, e);
     good = c.out != NULL && write_all(&c, a, k, e);
     if (c.out) good = hdf5_finish(c.out, e) && good;
-    if (c.out && !good) unlink(a->out);
+    good = good && (rename(temporary, a->out) == 0 || error_errno(e, ERROR_SYSTEM, "cannot rename %s to %s", temporary, a->out)) &&
+           file_sync_parent(a->out, ERROR_SYSTEM, e);
+    if (!good) unlink(temporary);
   }
   char updates[64];
   snprintf(updates, sizeof updates, a->updates > 1 ? "updates %" PRId64 " to %" PRId64 : "update %" PRId64, run->update + 1,
