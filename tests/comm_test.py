@@ -8,114 +8,21 @@ Arguments: names of tests to run (default all).
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-BUILD = os.path.abspath(os.environ.get("BUILD", os.path.join(ROOT, "build")))
+from fp4d import BUILD, COMMUNICATION, DATA, PREEMPTED, ROOT, Job, check, main
+
 WORLD = os.path.join(BUILD, "tests", "comm_world_main")
-COMMUNICATION, DATA, PREEMPTED = 76, 65, 75
-
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMI", "PRTE_"))}
-ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
 
-class Wrong(Exception):
-    pass
-
-
-def check(condition, what, text=""):
-    if not condition:
-        raise Wrong(what + ("" if not text else "\n" + text))
-
-
-def descendants(pid):
-    """Living processes (not zombies) below pid."""
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as f:
-                    fields = f.read().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if fields[0] != "Z":
-                parents.setdefault(int(fields[1]), []).append(int(entry))
-    found, todo = [], [pid]
-    while todo:
-        below = parents.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-class Job:
-    """A launched command; its output and all processes that it had."""
-
-    def __init__(self, command, **more):
-        self.output = tempfile.TemporaryFile(mode="w+")
-        self.began = time.monotonic()
-        self.process = subprocess.Popen(
-            command, stdout=self.output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            cwd=ROOT, env={**ENVIRONMENT, **more})
-        self.family = set()
-
-    def look(self):
-        self.family.update(descendants(self.process.pid))
-        return [p for p in self.family if alive(p)]
-
-    def ranks(self):
-        found = []
-        for pid in self.look():
-            try:
-                if os.readlink(f"/proc/{pid}/exe") == os.path.realpath(WORLD):
-                    found.append(pid)
-            except OSError:
-                pass
-        return found
-
-    def text(self):
-        self.output.seek(0)
-        return self.output.read()
-
-    def wait_for(self, text, limit=15):
-        until = time.monotonic() + limit
-        while text not in self.text():
-            check(time.monotonic() < until and self.process.poll() is None, f"no '{text}'", self.text())
-            time.sleep(0.05)
-        self.look()
-
-    def end(self, limit=30):
-        """(exit code, output, seconds); fails where the command or one of its processes stays."""
-        while self.process.poll() is None and time.monotonic() - self.began < limit:
-            self.look()
-            time.sleep(0.02)
-        seconds = time.monotonic() - self.began
-        code = self.process.poll()
-        until = time.monotonic() + 3
-        while any(alive(p) for p in self.family) and time.monotonic() < until:
-            time.sleep(0.05)
-        left = [p for p in self.family if alive(p)]
-        for p in left + ([self.process.pid] if code is None else []):
-            os.kill(p, signal.SIGKILL)
-        self.process.wait()
-        check(code is not None, f"not ended after {limit} s", self.text())
-        check(not left, f"{len(left)} processes outlive the launcher", self.text())
-        return code, self.text(), seconds
+def start(*command, **more):
+    return Job(command, ROOT, **more)
 
 
 def mpirun(np, *words, **more):
-    return Job(["mpirun", "--oversubscribe", "-np", str(np), WORLD, *map(str, words)], **more)
+    return start("mpirun", "--oversubscribe", "-np", str(np), WORLD, *map(str, words), **more)
 
 
 def once(text, pattern):
@@ -160,7 +67,7 @@ def test_world_match():
 
 def test_srun_singletons():
     for more in ({"SLURM_NTASKS": "4"}, {"SLURM_NPROCS": "4"}, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "8"}):
-        code, text, seconds = Job([WORLD, "open", "0"], SLURM_PROCID="1", **more).end(10)
+        code, text, seconds = start(WORLD, "open", "0", SLURM_PROCID="1", **more).end(10)
         check(code == COMMUNICATION and seconds < 5, f"exit code {code} after {seconds:.1f} s", text)
         once(text, r"srun started 4 tasks")
         once(text, r"srun --mpi=pmix")
@@ -169,7 +76,7 @@ def test_srun_singletons():
 def test_mpirun_inside_slurm():
     code, text, _ = mpirun(1, "open", 1, SLURM_PROCID="0", SLURM_NTASKS="4").end()
     check(code == 0, f"exit code {code}", text)
-    code, text, _ = Job([WORLD, "open", "1"], SLURM_NTASKS="4").end()  # a shell inside salloc
+    code, text, _ = start(WORLD, "open", "1", SLURM_NTASKS="4").end()  # a shell inside salloc
     check(code == 0, f"exit code {code}", text)
 
 
@@ -194,7 +101,7 @@ def test_killed_rank():
 def test_killed_launcher():
     job = mpirun(3, "signal")
     job.wait_for("waiting")
-    check(len(job.ranks()) == 3, "three ranks")
+    check(len(job.ranks(WORLD)) == 3, "three ranks")
     job.process.kill()
     job.end(10)
 
@@ -223,7 +130,7 @@ def test_long_computation(): calm(2, "compute", 1)
 def test_suspended_job():
     job = mpirun(3, "signal-watched")
     job.wait_for("waiting")
-    ranks = job.ranks()
+    ranks = job.ranks(WORLD)
     check(len(ranks) == 3, "three ranks")
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)
@@ -231,7 +138,7 @@ def test_suspended_job():
     for pid in ranks:
         os.kill(pid, signal.SIGCONT)
     time.sleep(1)
-    check(len(job.ranks()) == 3, "goes on after a suspension", job.text())
+    check(len(job.ranks(WORLD)) == 3, "goes on after a suspension", job.text())
     job.process.send_signal(signal.SIGUSR2)
     code, text, _ = job.end()
     check(code == PREEMPTED and "error" not in text, f"exit code {code}", text)
@@ -260,12 +167,12 @@ SCRIPT = {"NP": "2", "BIND": "none", "MPIRUN_ARGS": "--oversubscribe", "FP4D": W
 
 def test_launch_script():
     for number in (signal.SIGTERM, signal.SIGUSR2):
-        job = Job(["scripts/launch/mpirun.sh", "signal"], **SCRIPT)
+        job = start("scripts/launch/mpirun.sh", "signal", **SCRIPT)
         job.wait_for("waiting")
         job.process.send_signal(number)
         code, text, _ = job.end()
         check(code == PREEMPTED, f"exit code {code}", text)
-    code, text, _ = Job(["scripts/launch/mpirun.sh", "open", "3"], **SCRIPT).end()
+    code, text, _ = start("scripts/launch/mpirun.sh", "open", "3", **SCRIPT).end()
     check(code == COMMUNICATION, f"exit code {code}", text)
 
 
@@ -280,10 +187,10 @@ def test_slurm_script():
             os.chmod(path, 0o755)
         more = {**SCRIPT, "FP4D": f"{folder}/fp4d", "PATH": folder + ":" + os.environ["PATH"],
                 "SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_ID": "17"}
-        job = Job(["scripts/launch/slurm.sh", "open", "3"], **more)
+        job = start("scripts/launch/slurm.sh", "open", "3", **more)
         code, text, _ = job.end()
         check(code == COMMUNICATION and not os.path.exists(f"{folder}/requeued"), f"exit code {code}", text)
-        job = Job(["scripts/launch/slurm.sh", "signal"], **more)
+        job = start("scripts/launch/slurm.sh", "signal", **more)
         job.wait_for("waiting")
         job.process.send_signal(signal.SIGUSR1)
         code, text, _ = job.end()
@@ -292,19 +199,5 @@ def test_slurm_script():
             check(f.read() == "requeue 17\n", "scontrol requeue 17", text)
 
 
-def main():
-    tests = {k[5:]: v for k, v in globals().items() if k.startswith("test_")}
-    names = sys.argv[1:] or list(tests)
-    failed = 0
-    for name in names:
-        try:
-            tests[name]()
-            print(f"ok {name}", flush=True)
-        except Wrong as e:
-            failed += 1
-            print("\n# ".join(f"not ok {name}: {e}".splitlines()), flush=True)
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(globals()))

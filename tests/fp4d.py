@@ -80,6 +80,9 @@ class Result:
     def __init__(self, code, text, seconds):
         self.code, self.text, self.seconds = code, text, seconds
 
+    def __iter__(self):
+        return iter((self.code, self.text, self.seconds))
+
     def expect(self, code, *patterns):
         """The exit code, and every pattern in the output; also that nothing crashed."""
         check(self.code == code, f"exit code {self.code}, expected {code}", self.text)
