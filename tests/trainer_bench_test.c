@@ -1,50 +1,10 @@
 /* bench: what it refuses, and that its rows are numbers that fit together. */
-#include <fcntl.h>
 #include <jansson.h>
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "base/file.h"
-#include "tests/test.h"
+#include "tests/command_rig.h"
 #include "trainer/bench.h"
-#include "trainer/command.h"
 
-static struct error failure;
-static char text[40000];
-
-/* Runs in a child: a world is joined once per process. */
-static int bench(const char *const *words) {
-  char *argv[24] = {"bench"};
-  int argc = 1, status = -1;
-  for (; words[argc - 1]; argc++) argv[argc] = (char *)words[argc - 1];
-  fflush(stdout);
-  pid_t pid = fork();
-  if (pid == 0) {
-    int file = open("output", O_RDWR | O_CREAT | O_TRUNC, 0600);
-    dup2(file, 1);
-    dup2(file, 2);
-    int code = command_bench(argc, argv);
-    fflush(stdout);
-    _exit(code);
-  }
-  char *output;
-  size_t n;
-  if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status)) return -1;
-  text[0] = 0;
-  if (file_read("output", sizeof text - 1, ERROR_SYSTEM, &output, &n, &failure)) {
-    memcpy(text, output, n + 1);
-    free(output);
-  }
-  return WEXITSTATUS(status);
-}
-#define BENCH(...) bench((const char *const[]){__VA_ARGS__, NULL})
-
-static bool said(const char *what) {
-  if (strstr(text, what)) return true;
-  printf("# said:\n%s", text);
-  return false;
-}
+#define BENCH(...) COMMAND_APART(bench, __VA_ARGS__)
 
 /* The rows of --json: an array. */
 static json_t *rows(void) {
@@ -138,22 +98,8 @@ TEST(step) {
 }
 
 TEST(loader_and_checkpoint) {
-  char words[9000] = "";
-  for (int i = 0; i < 800; i++) strcat(words, "some text ");
-  CHECK(file_make_folder("corpus", ERROR_SYSTEM, &failure));
-  for (int i = 0; i < 6; i++) {
-    char name[32];
-    snprintf(name, sizeof name, "corpus/%d.txt", i);
-    words[0] = (char)('a' + i);
-    CHECK(file_publish(name, words, strlen(words), ERROR_SYSTEM, &failure));
-  }
-  char *prepare[] = {"prepare", "run.yaml"};
-  fflush(stdout);
-  int out = dup(1), null = open("/dev/null", O_WRONLY);
-  dup2(null, 1);
-  CHECK_EQ_I64(command_prepare(2, prepare), 0);
-  fflush(stdout);
-  dup2(out, 1);
+  put_corpus("corpus");
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml"), 0);
   CHECK_EQ_I64(BENCH("loader", "run.yaml", "--json", "--repeat", "2"), 0);
   json_t *r = rows();
   CHECK_EQ_I64(json_array_size(r), 3);
@@ -175,16 +121,14 @@ int main(void) {
   static const char yaml[] = "model: {preset: tiny}\nroute: bf16\nrun: {threads: 1}\n"
                              "data: {sources: [corpus], train: t.tokens, validation: v.tokens, validation_fraction: 0.4}\n"
                              "train: {updates: 10, seq_len: 32, local_batch: 2, global_batch: 2}\n";
-  char folder[64];
-  snprintf(folder, sizeof folder, "%s/fp4d-bench-XXXXXX", P_tmpdir);
-  if (!mkdtemp(folder) || chdir(folder) != 0) return 1;
-  if (!file_publish("run.yaml", yaml, strlen(yaml), ERROR_SYSTEM, &failure)) return 1;
+  if (!rig_enter()) return 1;
+  put("run.yaml", yaml);
   RUN(refused);
   RUN(medians);
   RUN(gemm);
   RUN(attention);
   RUN(step);
   RUN(loader_and_checkpoint);
-  if (chdir("/") != 0 || !file_remove_tree(folder, ERROR_SYSTEM, &failure)) return 1;
+  if (!rig_leave()) return 1;
   return test_report();
 }

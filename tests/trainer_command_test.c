@@ -1,14 +1,5 @@
 /* Arguments, and the commands check and prepare: exit codes and what they say. */
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "base/file.h"
-#include "tests/test.h"
-#include "trainer/command.h"
-
-static struct error failure;
+#include "tests/command_rig.h"
 
 /* ---- arguments ------------------------------------------------------------ */
 
@@ -129,66 +120,24 @@ TEST(table) {
 
 /* ---- commands ---------------------------------------------------------------- */
 
-static char text[20000]; /* what the last command printed, both streams */
-
-static int run(int (*command)(int, char **), const char *const *words) {
-  char *argv[32] = {"cmd"};
-  int argc = 1;
-  for (; words[argc - 1]; argc++) argv[argc] = (char *)words[argc - 1];
-  fflush(stdout);
-  int out = dup(1), err = dup(2), file = open("output", O_RDWR | O_CREAT | O_TRUNC, 0600);
-  if (out < 0 || err < 0 || file < 0) return -1;
-  dup2(file, 1);
-  dup2(file, 2);
-  int code = command(argc, argv);
-  fflush(stdout);
-  dup2(out, 1);
-  dup2(err, 2);
-  ssize_t n = pread(file, text, sizeof text - 1, 0);
-  text[n > 0 ? n : 0] = 0;
-  close(out);
-  close(err);
-  close(file);
-  return code;
-}
-#define COMMAND(command, ...) run(command, (const char *const[]){__VA_ARGS__, NULL})
-
-static bool said(const char *what) {
-  if (strstr(text, what)) return true;
-  printf("# said:\n%s", text);
-  return false;
-}
-
-static void put(const char *path, const char *content) {
-  if (!file_publish(path, content, strlen(content), ERROR_SYSTEM, &failure)) FAIL("%s", failure.message);
-}
-
 TEST(prepare_and_check) {
-  char words[9000] = "";
-  for (int i = 0; i < 800; i++) strcat(words, "some text ");
-  CHECK(file_make_folder("corpus", ERROR_SYSTEM, &failure));
-  for (int i = 0; i < 6; i++) {
-    char name[32];
-    snprintf(name, sizeof name, "corpus/%d.txt", i);
-    words[0] = (char)('a' + i);
-    put(name, words);
-  }
+  put_corpus("corpus");
   put("run.yaml", "model: {preset: tiny}\nroute: mxfp4-row-sr\n"
                   "data: {sources: [corpus], train: made/t.tokens, validation: made/v.tokens, validation_fraction: 0.4}\n"
                   "train: {updates: 10, seq_len: 64}\nvalidation: {samples: 4}\n");
 
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml"), ERROR_DATA);
+  CHECK_EQ_I64(COMMAND(check, "run.yaml"), ERROR_DATA);
   CHECK(said("PROBLEM  train data  made/t.tokens does not exist (`fp4d prepare` makes it from data.sources)"));
   CHECK(said("\n2 problems\n"));
   CHECK(!file_exists("runs"));
 
-  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml"), 0);
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml"), 0);
   CHECK(said("made/t.tokens: ") && said("made/v.tokens: "));
-  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml"), 0);
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml"), 0);
   CHECK(said("nothing to do; --force makes them anew"));
-  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml", "--force"), 0);
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--force"), 0);
   CHECK(!strstr(text, "nothing to do"));
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml"), 0);
+  CHECK_EQ_I64(COMMAND(check, "run.yaml"), 0);
   CHECK(said("ok       route       mxfp4-row-sr: backend cpu executes all of it") && said("all is well"));
   const char *line = strstr(text, "made/t.tokens: "); /* what is left over: tokens without a sample of 64 */
   long long tokens = 0, samples = 0, left = 0;
@@ -196,25 +145,25 @@ TEST(prepare_and_check) {
   CHECK(samples == (tokens - 1) / 64 && left == (tokens - 1) % 64);
 
   CHECK(unlink("made/v.tokens") == 0);
-  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml"), ERROR_DATA);
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml"), ERROR_DATA);
   CHECK(said("made/t.tokens exists and made/v.tokens does not (--force makes both anew)"));
   put("made/v.tokens", "not a stream");
-  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml"), ERROR_DATA);
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml"), ERROR_DATA);
   CHECK(said("made/v.tokens") && said("(--force makes it anew)"));
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml"), ERROR_DATA);
-  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml", "--force"), 0);
+  CHECK_EQ_I64(COMMAND(check, "run.yaml"), ERROR_DATA);
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--force"), 0);
 
-  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml", "--set", "data.sources=", "--force"), ERROR_CONFIG);
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--set", "data.sources=", "--force"), ERROR_CONFIG);
   CHECK(said("data.sources is empty"));
-  CHECK_EQ_I64(COMMAND(command_prepare, "run.yaml", "--set", "data.sources=no-such-folder", "--force"), ERROR_DATA);
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--set", "data.sources=no-such-folder", "--force"), ERROR_DATA);
 }
 
 TEST(check_problems) {
-  CHECK_EQ_I64(COMMAND(command_check, "absent.yaml"), ERROR_CONFIG);
-  CHECK_EQ_I64(COMMAND(command_check, NULL), ERROR_USAGE);
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "optimizer.lr=x", "--set", "nope=1"), ERROR_CONFIG);
+  CHECK_EQ_I64(COMMAND(check, "absent.yaml"), ERROR_CONFIG);
+  CHECK_EQ_I64(COMMAND(check, NULL), ERROR_USAGE);
+  CHECK_EQ_I64(COMMAND(check, "run.yaml", "--set", "optimizer.lr=x", "--set", "nope=1"), ERROR_CONFIG);
   CHECK(said("PROBLEM  config      --set optimizer.lr: 'x'") && said("2 problems"));
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "run.backend=sm999"), ERROR_DEVICE);
+  CHECK_EQ_I64(COMMAND(check, "run.yaml", "--set", "run.backend=sm999"), ERROR_DEVICE);
   CHECK(said("PROBLEM  device"));
   put("refused.yaml", "model: {preset: tiny}\n"
                       "data: {train: made/t.tokens, validation: made/v.tokens}\n"
@@ -222,44 +171,44 @@ TEST(check_problems) {
                       "route:\n  name: custom:refused\n  linears:\n"
                       "    - {layers: all, fprop: {x: mxfp4/1x32/adaptive, w: mxfp4}, dgrad: {dy: mxfp4, w: same},"
                       " wgrad: {x: mxfp4, dy: mxfp4}}\n");
-  CHECK_EQ_I64(COMMAND(command_check, "refused.yaml"), ERROR_DEVICE);
+  CHECK_EQ_I64(COMMAND(check, "refused.yaml"), ERROR_DEVICE);
   CHECK(said("PROBLEM  route"));
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "train.seq_len=65"), ERROR_CONFIG); /* 32 tokens a block */
+  CHECK_EQ_I64(COMMAND(check, "run.yaml", "--set", "train.seq_len=65"), ERROR_CONFIG); /* 32 tokens a block */
   CHECK(said("PROBLEM  route"));
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "validation.samples=100000"), ERROR_DATA);
+  CHECK_EQ_I64(COMMAND(check, "run.yaml", "--set", "validation.samples=100000"), ERROR_DATA);
   CHECK(said("validation.samples is 100000"));
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "train.seq_len=1048576"), ERROR_DATA);
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "model.preset=llama3-8b", "--set", "run.ranks=64",
+  CHECK_EQ_I64(COMMAND(check, "run.yaml", "--set", "train.seq_len=1048576"), ERROR_DATA);
+  CHECK_EQ_I64(COMMAND(check, "run.yaml", "--set", "model.preset=llama3-8b", "--set", "run.ranks=64",
                        "--set", "train.global_batch=64"), ERROR_SYSTEM);
   CHECK(said("PROBLEM  memory      64 ranks of "));
   put("file", "");
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml", "--set", "run.folder=file/x"), ERROR_SYSTEM);
+  CHECK_EQ_I64(COMMAND(check, "run.yaml", "--set", "run.folder=file/x"), ERROR_SYSTEM);
   CHECK(said("PROBLEM  folder"));
   CHECK(file_make_folder("runs/run/checkpoints/step-00000003", ERROR_SYSTEM, &failure));
   put("runs/run/checkpoints/step-00000003/manifest.json", "{");
-  CHECK_EQ_I64(COMMAND(command_check, "run.yaml"), ERROR_CHECKPOINT);
+  CHECK_EQ_I64(COMMAND(check, "run.yaml"), ERROR_CHECKPOINT);
   CHECK(said("PROBLEM  checkpoint"));
 }
 
 static char root[1024]; /* of the source tree */
 
 TEST(help) {
-  CHECK_EQ_I64(COMMAND(command_help, NULL), 0);
+  CHECK_EQ_I64(COMMAND(help, NULL), 0);
   CHECK(said("fp4d check") && said("   75  preempted"));
-  CHECK_EQ_I64(COMMAND(command_help, "config"), 0);
+  CHECK_EQ_I64(COMMAND(help, "config"), 0);
   CHECK(said("warmup_updates"));
-  CHECK_EQ_I64(COMMAND(command_help, "prepare"), 0);
+  CHECK_EQ_I64(COMMAND(help, "prepare"), 0);
   CHECK(said("fp4d prepare CONFIG [--set key=value]... [--force]"));
-  CHECK_EQ_I64(COMMAND(command_help, "prepar"), ERROR_USAGE);
+  CHECK_EQ_I64(COMMAND(help, "prepar"), ERROR_USAGE);
   CHECK(said("did you mean prepare?"));
-  CHECK_EQ_I64(COMMAND(command_help, "comands"), ERROR_USAGE);
+  CHECK_EQ_I64(COMMAND(help, "comands"), ERROR_USAGE);
   CHECK(said("did you mean commands?"));
-  CHECK_EQ_I64(COMMAND(command_help, "commands"), 0);
+  CHECK_EQ_I64(COMMAND(help, "commands"), 0);
   for (const struct command *c = commands; c->name; c++) CHECK(said(c->summary) && said(c->details));
   char path[1100], *page;
   size_t bytes;
   snprintf(path, sizeof path, "%s/docs/commands.md", root);
-  CHECK_EQ_I64(COMMAND(command_help, "commands", "--markdown"), 0);
+  CHECK_EQ_I64(COMMAND(help, "commands", "--markdown"), 0);
   if (!file_read(path, 1 << 20, ERROR_SYSTEM, &page, &bytes, &failure)) {
     FAIL("%s", failure.message);
     return;
@@ -269,15 +218,13 @@ TEST(help) {
 }
 
 int main(void) {
-  char folder[64];
-  snprintf(folder, sizeof folder, "%s/fp4d-command-XXXXXX", P_tmpdir);
-  if (!getcwd(root, sizeof root) || !mkdtemp(folder) || chdir(folder) != 0) return 1;
+  if (!getcwd(root, sizeof root) || !rig_enter()) return 1;
   RUN(arguments);
   RUN(arguments_refused);
   RUN(table);
   RUN(prepare_and_check);
   RUN(check_problems);
   RUN(help);
-  if (chdir("/") != 0 || !file_remove_tree(folder, ERROR_SYSTEM, &failure)) return 1;
+  if (!rig_leave()) return 1;
   return test_report();
 }

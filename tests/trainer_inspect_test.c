@@ -1,51 +1,13 @@
 /* inspect: what it says of whole files, and which damage it names with which code. */
-#include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
 
-#include "base/file.h"
 #include "checkpoints/checkpoint.h"
 #include "data/data.h"
 #include "data/stream_file.h"
-#include "tests/test.h"
-#include "trainer/command.h"
+#include "tests/command_rig.h"
 #include "trainer/inspect.h"
 
-static struct error failure;
-static char text[40000]; /* what the last command printed, both streams */
-
-static int inspect(const char *const *words) {
-  char *argv[16] = {"inspect"};
-  int argc = 1;
-  for (; words[argc - 1]; argc++) argv[argc] = (char *)words[argc - 1];
-  fflush(stdout);
-  int out = dup(1), err = dup(2), file = open("output", O_RDWR | O_CREAT | O_TRUNC, 0600);
-  if (out < 0 || err < 0 || file < 0) return -1;
-  dup2(file, 1);
-  dup2(file, 2);
-  int code = command_inspect(argc, argv);
-  fflush(stdout);
-  dup2(out, 1);
-  dup2(err, 2);
-  ssize_t n = pread(file, text, sizeof text - 1, 0);
-  text[n > 0 ? n : 0] = 0;
-  close(out);
-  close(err);
-  close(file);
-  return code;
-}
-#define INSPECT(...) inspect((const char *const[]){__VA_ARGS__, NULL})
-
-static bool said(const char *what) {
-  if (strstr(text, what)) return true;
-  printf("# said:\n%s", text);
-  return false;
-}
-
-static void put(const char *path, const char *content) {
-  if (!file_publish(path, content, strlen(content), ERROR_SYSTEM, &failure)) FAIL("%s", failure.message);
-}
+#define INSPECT(...) COMMAND(inspect, __VA_ARGS__)
 
 /* Flips one bit of a file; again: as it was. */
 static void flip(const char *path, int64_t at) {
@@ -244,9 +206,7 @@ TEST(anything_else) {
 }
 
 static bool crash(const struct inspection *i, struct error *e) {
-  (void)e;
-  printf("%s: looking\n", i->path);
-  fflush(stdout);
+  (void)i, (void)e;
   signal(SIGSEGV, SIG_DFL); /* a sanitizer has its own */
   raise(SIGSEGV);
   return true;
@@ -279,14 +239,12 @@ TEST(apart) {
 }
 
 int main(void) {
-  char folder[64];
-  snprintf(folder, sizeof folder, "%s/fp4d-inspect-XXXXXX", P_tmpdir);
-  if (!mkdtemp(folder) || chdir(folder) != 0) return 1;
+  if (!rig_enter()) return 1;
   RUN(streams);
   RUN(checkpoints);
   RUN(records);
   RUN(anything_else);
   RUN(apart);
-  if (chdir("/") != 0 || !file_remove_tree(folder, ERROR_SYSTEM, &failure)) return 1;
+  if (!rig_leave()) return 1;
   return test_report();
 }
