@@ -1,19 +1,10 @@
 /* What quantisers, transforms and the contraction promise together, on the
  * three contractions of a linear of two arms:
  *   Y = X W^T,  dX = dY W,  dW = dY^T X     X [M, K], W [N, K], dY [M, N] */
-#include "base/checked.h"
 #include "kernels/cpu/whole.h"
-#include "tests/cpu_device.h"
+#include "tests/cpu_literal.h"
 
 enum { M = 160, K = 288, ARM = 144, N = 2 * ARM };
-
-static uint64_t state = 1;
-static uint32_t next(void) {
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(state >> 32);
-}
-static double uniform(void) { return (next() + .5) * 0x1p-32; }
-static double normal(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
 
 static struct matrix gaussian(int64_t rows, int64_t cols) {
   struct matrix m = test_matrix(DTYPE_BF16, rows, cols);
@@ -142,7 +133,6 @@ static struct nearness nearness(const struct matrix *got, const struct matrix *w
  * diagonal has the largest code: every block along rows or columns, and every
  * tile, encodes exactly.  Chunks and strips have powers of their own beside. */
 static struct matrix exact_matrix(int64_t rows, int64_t cols) {
-  static const double LEVEL[8] = {0, .5, 1, 1.5, 2, 3, 4, 6};
   struct matrix m = test_matrix(DTYPE_BF16, rows, cols);
   for (int64_t r0 = 0; r0 < rows; r0 += 16)
     for (int64_t c0 = 0; c0 < cols; c0 += 16) {

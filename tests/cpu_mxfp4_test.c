@@ -1,45 +1,12 @@
 /* MXFP4 quantisation on the CPU against a literal model, element by element. */
-#include <math.h>
-#include <stdlib.h>
-
-#include "base/checked.h"
 #include "base/hash.h"
-#include "base/philox.h"
-#include "kernels/cpu/cpu.h"
-#include "kernels/formats.h"
-#include "tests/test.h"
+#include "tests/cpu_literal.h"
 
 static const struct encoding NEAREST = {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_ENCODE, ROUND_NEAREST, HADAMARD_NONE, 0};
 static const struct encoding STOCHASTIC = {FORMAT_MXFP4, BLOCK_1X32, SCALE_MX_ENCODE, ROUND_STOCHASTIC, HADAMARD_NONE, 0};
 static const struct encoding TILES = {FORMAT_MXFP4, BLOCK_2D32, SCALE_MX_ADAPTIVE, ROUND_NEAREST, HADAMARD_NONE, 0};
 
-/* ---- random numbers of the test's own ---------------------------------------- */
-
-static uint64_t state = 1;
-static uint32_t next(void) {
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(state >> 32);
-}
-static double uniform(void) { return (next() + .5) * 0x1p-32; }
-static double normal(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
-
-/* ---- devices and operands ------------------------------------------------------ */
-
-static struct cpu_device device_of(int threads) {
-  struct error e;
-  struct cpu_device d = {.threads = threads_create(threads, &e)};
-  if (!d.threads) {
-    printf("not ok threads: %s\n", e.message);
-    exit(1);
-  }
-  d.scratch_bytes = threads * round_up(cpu_emit_scratch_bytes(4096), 64);
-  d.scratch = malloc((size_t)d.scratch_bytes);
-  return d;
-}
-static void device_end(struct cpu_device *d) {
-  threads_destroy(d->threads);
-  free(d->scratch);
-}
+/* ---- operands -------------------------------------------------------------------- */
 
 /* Memory holds 0xA5 before, and 16 bytes behind each array must still do so. */
 static struct operand operand_new(struct encoding e, enum view view, int64_t rows, int64_t cols) {
@@ -58,33 +25,12 @@ static void operand_end(struct operand *o) {
   free(o->codes);
   free(o->scales);
 }
-static uint32_t code_at(const struct operand *o, int64_t r, int64_t c) {
-  return (uint32_t)o->codes[r * (o->cols / 2) + c / 2] >> (c % 2 ? 4 : 0) & 15u;
-}
-static uint32_t scale_at(const struct operand *o, int64_t r, int64_t c) {
-  /* the layout, in other words than the library's: 32x16-byte tiles of 128 rows by 4 columns */
-  int64_t tiles_across = (o->cols / 32 + 3) / 4;
-  const uint8_t *tile = o->scales + 512 * (r / 128 * tiles_across + c / 4);
-  return tile[16 * (r % 32) + 4 * (r / 32 % 4) + c % 4];
-}
 static bool operands_equal(const struct operand *a, const struct operand *b) {
   return memcmp(a->codes, b->codes, (size_t)operand_code_bytes(&a->encoding, a->rows, a->cols)) == 0 &&
          memcmp(a->scales, b->scales, (size_t)operand_scale_bytes(&a->encoding, a->rows, a->cols)) == 0;
 }
 
 /* ---- the model -------------------------------------------------------------------- */
-
-static const double LEVEL[8] = {0, .5, 1, 1.5, 2, 3, 4, 6};
-
-static uint32_t model_code(double t, bool negative, int field) {
-  uint32_t sign = negative ? 8 : 0, low = 0;
-  if (isnan(t)) return 7;
-  if (t >= 6) return 7 | sign;
-  while (LEVEL[low + 1] <= t) low++;
-  double place = (t - LEVEL[low]) / (LEVEL[low + 1] - LEVEL[low]);
-  bool up = field >= 0 ? floor(place * 65536) + field >= 65536 : place > .5 || (place == .5 && low % 2);
-  return (low + up) | sign;
-}
 
 static int model_byte(const uint16_t *z, int64_t stride, int64_t n, int64_t lines, int64_t line_stride, bool adaptive) {
   uint32_t amax = 0;
@@ -100,17 +46,6 @@ static int model_byte(const uint16_t *z, int64_t stride, int64_t n, int64_t line
   int b = (m == .5 ? e - 1 : e) + 127;
   b = b < 2 ? 2 : b > 254 ? 254 : b;
   return adaptive && b > 2 && a / ldexp(1, b - 127) < .87 ? b - 1 : b;
-}
-
-static int field_of(const struct draw *d, int64_t r, int64_t c, int64_t cols) {
-  struct philox_block counter =
-      philox_counter(d->update, d->first_sample + (uint64_t)(r / d->seq_len), d->layer, d->operand,
-                     (uint32_t)((r % d->seq_len * cols + c) / 16));
-  uint32_t word = philox4x32_10(d->seed, counter).word[c % 16 / 4];
-  uint32_t half = c % 4 < 2 ? (word >> 8 & 0xFF00) | (word & 0xFF) : (word >> 16 & 0xFF00) | (word >> 8 & 0xFF);
-  uint32_t reversed = 0;
-  for (int i = 0; i < 16; i++) reversed |= (half >> i & 1) << (15 - i);
-  return (int)(c % 2 ? reversed : half);
 }
 
 /* Checks operand `o` of the BF16 source z[rows][cols] and returns the counts. */
@@ -149,15 +84,6 @@ static struct quantise_counts check_operand(const struct operand *o, const uint1
   (void)rows;
   CHECK_EQ_I64(wrong, 0);
   return n;
-}
-
-static void check_counts(const struct quantise_counts *got, const struct quantise_counts *want) {
-  CHECK_EQ_I64(got->elements, want->elements);
-  CHECK_EQ_I64(got->saturated, want->saturated);
-  CHECK_EQ_I64(got->underflowed, want->underflowed);
-  CHECK_EQ_I64(got->blocks, want->blocks);
-  CHECK_EQ_I64(got->zero_blocks, want->zero_blocks);
-  CHECK(got->amax == want->amax);
 }
 
 /* Quantises into fresh operands, checks them with the model, and drops them. */
@@ -211,25 +137,6 @@ TEST(golden_group) {
   device_end(&d);
 }
 
-/* One of several kinds of values. */
-static uint16_t value_of_kind(int kind) {
-  double g = normal();
-  switch (kind) {
-    case 0: return bf16_encode((float)g);
-    case 1: return bf16_encode((float)(g * 1e-12));
-    case 2: return bf16_encode((float)(g * 1e38));
-    case 3: return (uint16_t)((next() & 0x8000) | (next() & 0xFF)); /* subnormal, smallest normals */
-    case 4: return (uint16_t)(next() % 4 ? next() & 0x8000 : next() & 0x8FFF); /* zeros; scales about byte 20 */
-    case 5: return (uint16_t)(next() & 0x8000 ? 0xFF7F : 0x7F7F);
-    case 6: return (uint16_t)next(); /* anything, infinities and NaN too */
-    case 7: return (uint16_t)(next() & 0x8000);
-    case 8: return bf16_encode((float)ldexp(1, (int)(next() % 40) - 20)); /* powers of two */
-    case 9: return (uint16_t)(next() % 50 ? bf16_encode((float)g) : 0x7F80 | (next() & 0x8040)); /* some Inf, NaN */
-    default: return bf16_encode((float)(g * exp(3 * normal())));
-  }
-}
-enum { KINDS = 11 };
-
 TEST(against_the_model) {
   static const int64_t shapes[][2] = {{1, 32}, {31, 64}, {33, 96}, {32, 32}, {64, 288}, {96, 160}, {160, 32}, {257, 64},
                                       {32, 544}};
@@ -238,7 +145,7 @@ TEST(against_the_model) {
     for (int kind = 0; kind < KINDS; kind++) {
       int64_t rows = shapes[s][0], cols = shapes[s][1];
       uint16_t *z = malloc((size_t)(rows * cols) * sizeof *z);
-      for (int64_t i = 0; i < rows * cols; i++) z[i] = value_of_kind(kind);
+      for (int64_t i = 0; i < rows * cols; i++) z[i] = value_of_kind(kind, 50);
       struct draw draw = {.seed = ((uint64_t)next() << 32) | next(), .update = next() % 1000, .layer = 3, .operand = 2};
       draw.first_sample = ((uint64_t)next() << 8) & 0xFFFFFFFFFF;
       draw.seq_len = 1 + next() % (uint32_t)rows;
