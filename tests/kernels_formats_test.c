@@ -66,6 +66,40 @@ TEST(tables) {
   CHECK((double)e4m3_decode(1) == 0x1p-9 && (double)e5m2_decode(1) == 0x1p-16);
 }
 
+/* Every code's value by ml_dtypes, and back (a NaN to a NaN's code). */
+TEST(every_code) {
+  static const struct {
+    const char *name;
+    float (*decode)(uint32_t);
+    uint32_t (*encode)(float);
+    uint32_t mask, nan;
+  } of[4] = {{"e4m3", e4m3_decode, e4m3_encode, 0xFF, 0x7F},
+             {"e5m2", e5m2_decode, e5m2_encode, 0xFF, 0x7F},
+             {"e8m0", e8m0_decode, e8m0_encode_up, 0xFF, 0xFF},
+             {"e2m1", e2m1_decode, e2m1_encode, 0x0F, 0}};
+  FILE *golden = fopen("tests/golden/codes.txt", "r");
+  CHECK(golden != NULL);
+  if (!golden) return;
+  uint32_t code, lines = 0;
+  char text[4][16];
+  while (fscanf(golden, "%" SCNx32 " %15s %15s %15s %15s", &code, text[0], text[1], text[2], text[3]) == 5) {
+    CHECK_EQ_I64(code, lines++);
+    for (int i = 0; i < 4; i++) {
+      uint32_t c = code & of[i].mask;
+      float value = of[i].decode(c);
+      bool nan = strcmp(text[i], "nan") == 0;
+      if (nan ? !isnan(value) : f32_bits(value) != (uint32_t)strtoul(text[i], NULL, 16))
+        FAIL("%s code %02" PRIx32 " is %a", of[i].name, c, (double)value);
+      uint32_t largest = isinf(value) ? (c & 0x80) | 0x7B : c; /* encoders saturate */
+      if (of[i].encode(value) != (nan ? of[i].nan : largest)) FAIL("%s code %02" PRIx32 " comes back otherwise", of[i].name, c);
+    }
+    uint32_t down = e8m0_encode_floor(e8m0_decode(code));
+    if (down != code) FAIL("e8m0 code %02" PRIx32 " comes back as %02" PRIx32, code, down);
+  }
+  fclose(golden);
+  CHECK_EQ_I64(lines, 256);
+}
+
 TEST(ties_and_edges) {
   static const struct {
     float x;
@@ -274,6 +308,33 @@ TEST(mxfp4_scales) {
   CHECK(mxfp4_decode(0, 0) == 0);
 }
 
+/* The rules of amax rounded down, over every BF16 amax, and every code under every byte. */
+TEST(mxfp4_scales_rounded_down) {
+  CHECK_EQ_I64(mxfp4_scale_decode(0), 0);
+  CHECK_EQ_I64(mxfp4_scale_floor(0), 0);
+  for (uint32_t amax = 1; amax < 0x7F80; amax++) {
+    int e;
+    (void)frexp((double)bf16_decode((uint16_t)amax), &e); /* floor(log2 amax) = e - 1 */
+    int decode = e - 1 + 127, ocp = e - 1 - 2 + 127;
+    decode = decode < 2 ? 2 : decode;
+    ocp = ocp < 0 ? 0 : ocp;
+    if (mxfp4_scale_decode(amax) != (uint32_t)decode) FAIL("decode %04" PRIX32, amax);
+    if (mxfp4_scale_floor(amax) != (uint32_t)ocp) FAIL("floor %04" PRIX32, amax);
+  }
+  for (uint32_t amax = 0x7F80; amax < 0x8000; amax++) {
+    CHECK_EQ_I64(mxfp4_scale_decode(amax), 254);
+    CHECK_EQ_I64(mxfp4_scale_floor(amax), 254);
+  }
+  for (uint32_t byte = 0; byte < 255; byte++) {
+    CHECK((double)mxfp4_coefficient_floor(byte) == ldexp(1, 127 - (int)byte));
+    for (uint32_t code = 0; code < 16; code++) {
+      double value = (code & 8 ? -1 : 1) * minifloat_value(&E2M1, code & 7) * ldexp(1, (int)byte - 127);
+      if (mxfp4_decode(code, byte) != (float)value) FAIL("code %" PRIX32 " under byte %02" PRIX32, code, byte);
+    }
+  }
+  for (uint32_t code = 0; code < 16; code++) CHECK(isnan(mxfp4_decode(code, 255)));
+}
+
 /* ---- other packages' bits ------------------------------------------------------- */
 
 static uint32_t crc_byte(uint32_t crc, uint32_t byte) {
@@ -387,6 +448,7 @@ TEST(operands) {
 
 int main(void) {
   RUN(tables);
+  RUN(every_code);
   RUN(ties_and_edges);
   RUN(nearest_by_search);
   RUN(bodies_of_e2m1);
@@ -395,6 +457,7 @@ int main(void) {
   RUN(stochastic_means);
   RUN(bf16_stochastic);
   RUN(mxfp4_scales);
+  RUN(mxfp4_scales_rounded_down);
   RUN(golden_checksums);
   RUN(encodings);
   RUN(operands);
