@@ -52,6 +52,24 @@ static inline const char *tensor_name(enum tensor t) {
   return names[t];
 }
 
+/* Which tensor an operand is of, and in which view; and back. */
+static inline enum tensor operand_role_tensor(enum operand_role role) {
+  static const enum tensor tensors[OPERAND_ROLE_COUNT] = {[FPROP_X] = TENSOR_X,   [WGRAD_X] = TENSOR_X,
+                                                          [FPROP_W] = TENSOR_W,   [DGRAD_W] = TENSOR_W,
+                                                          [DGRAD_DY] = TENSOR_DY, [WGRAD_DY] = TENSOR_DY};
+  return tensors[role];
+}
+
+static inline enum view operand_role_view(enum operand_role role) {
+  return role == FPROP_X || role == FPROP_W || role == DGRAD_DY ? VIEW_ROW : VIEW_COLUMN;
+}
+
+static inline enum operand_role operand_role_of(enum tensor t, enum view view) {
+  static const enum operand_role roles[TENSOR_COUNT][2] = {
+      [TENSOR_X] = {FPROP_X, WGRAD_X}, [TENSOR_W] = {FPROP_W, DGRAD_W}, [TENSOR_DY] = {DGRAD_DY, WGRAD_DY}};
+  return roles[t][view];
+}
+
 /* "fprop x", … */
 extern const char *const operand_role_names[OPERAND_ROLE_COUNT];
 

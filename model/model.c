@@ -231,13 +231,11 @@ void model_forward_backward(struct model *m, const struct micro_batch *b, float 
 /* ---- what was seen ------------------------------------------------------------ */
 
 const struct model_signals *model_signals(const struct model *m) {
-  static const enum operand_role roles[TENSOR_COUNT][2] = {
-      [TENSOR_X] = {FPROP_X, WGRAD_X}, [TENSOR_W] = {FPROP_W, DGRAD_W}, [TENSOR_DY] = {DGRAD_DY, WGRAD_DY}};
   struct quantise_counts seen[TENSOR_COUNT][2];
   m->d->k->download(m->d, seen, m->counts, sizeof seen);
   m->d->k->download(m->d, &m->signals->max_logit, m->max_logit, sizeof(float));
   for (int t = 0; t < TENSOR_COUNT; t++)
-    for (int view = 0; view < 2; view++) m->signals->counts[roles[t][view]] = seen[t][view];
+    for (int view = 0; view < 2; view++) m->signals->counts[operand_role_of((enum tensor)t, (enum view)view)] = seen[t][view];
   return m->signals;
 }
 

@@ -66,14 +66,12 @@ bool format_parse(const char *word, enum format *out, struct error *e) {
 }
 
 const char *format_name(enum format f) { return word_of(format_words, (int)f); }
+const char *hadamard_name(enum hadamard h) { return word_of(hadamard_words, (int)h); }
 
 const char *const operand_role_names[OPERAND_ROLE_COUNT] = {"fprop x",  "fprop w",  "dgrad dy",
                                                             "dgrad w", "wgrad dy", "wgrad x"};
 
 /* ---- one encoding -------------------------------------------------------- */
-
-static bool role_is_weight(enum operand_role role) { return role == FPROP_W || role == DGRAD_W; }
-static bool role_is_gradient(enum operand_role role) { return role == DGRAD_DY || role == WGRAD_DY; }
 
 int block_size(enum block_geometry b) {
   switch (b) {
@@ -87,20 +85,6 @@ int block_size(enum block_geometry b) {
 }
 
 bool block_is_2d(enum block_geometry b) { return b == BLOCK_2D16 || b == BLOCK_2D32; }
-
-/* Elements that share a scale; 0 where the format has no blocks. */
-static int format_block_size(enum format f) {
-  switch (f) {
-    case FORMAT_MXFP4: return 32;
-    case FORMAT_NVFP4:
-    case FORMAT_NVFP4_LOCAL: return 16;
-    case FORMAT_F32:
-    case FORMAT_BF16:
-    case FORMAT_E4M3:
-    case FORMAT_E5M2: break;
-  }
-  return 0;
-}
 
 static bool scale_fits(enum format f, enum scale_rule s) {
   switch (f) {
@@ -120,7 +104,7 @@ static bool scale_fits(enum format f, enum scale_rule s) {
  * strip are chosen by encoding_parse where they are not said. */
 static struct encoding format_default(enum format f, enum operand_role role) {
   struct encoding e = {.format = f};
-  bool weight = role_is_weight(role);
+  bool weight = operand_role_tensor(role) == TENSOR_W;
   switch (f) {
     case FORMAT_MXFP4:
       e.block = weight ? BLOCK_2D32 : BLOCK_1X32;
@@ -166,7 +150,7 @@ static bool word_take(const char *words, const char *word, enum operand_role rol
   if ((value = word_value(block_words, word)) >= 0) {
     part = PART_BLOCK;
     out->block = (enum block_geometry)value;
-    if (block_size(out->block) != format_block_size(out->format))
+    if (block_size(out->block) != encoding_block_cols(out))
       return error_set(e, ERROR_CONFIG, "\"%s\": %s has no %s blocks", words, format, word);
   } else if ((value = word_value(scale_words, word)) >= 0) {
     part = PART_SCALE;
@@ -184,9 +168,9 @@ static bool word_take(const char *words, const char *word, enum operand_role rol
   } else if (strcmp(word, "sr") == 0) {
     part = PART_SR;
     out->rounding = ROUND_STOCHASTIC;
-    if (format_block_size(out->format) == 0)
+    if (encoding_block_cols(out) == 0)
       return error_set(e, ERROR_CONFIG, "\"%s\": %s is not rounded stochastically", words, format);
-    if (!role_is_gradient(role))
+    if (operand_role_tensor(role) != TENSOR_DY)
       return error_set(e, ERROR_CONFIG, "\"%s\": only dy is rounded stochastically, not %s", words,
                        operand_role_names[role]);
   } else if ((value = word_value(hadamard_words, word)) > HADAMARD_NONE) {
@@ -225,7 +209,7 @@ bool encoding_parse(const char *words, enum operand_role role, struct encoding *
 
   if (f == FORMAT_MXFP4 && result.scale == SCALE_NONE)
     result.scale = block_is_2d(result.block) ? SCALE_MX_ADAPTIVE : SCALE_MX_ENCODE;
-  if (f == FORMAT_NVFP4_LOCAL && result.strip == 0 && !role_is_weight(role)) {
+  if (f == FORMAT_NVFP4_LOCAL && result.strip == 0 && operand_role_tensor(role) != TENSOR_W) {
     if (block_is_2d(result.block))
       return error_set(e, ERROR_CONFIG, "\"%s\": tiles with one outer factor are for weights, not %s", words,
                        operand_role_names[role]);
@@ -309,7 +293,7 @@ static bool hadamard_take(const char *word, struct linear_route *linear, struct 
                        format_name(operand->format));
     if (operand->hadamard != HADAMARD_NONE && operand->hadamard != (enum hadamard)value)
       return error_set(e, ERROR_CONFIG, "hadamard %s, but %s says %s", word, operand_role_names[role],
-                       word_of(hadamard_words, (int)operand->hadamard));
+                       hadamard_name(operand->hadamard));
     operand->hadamard = (enum hadamard)value;
   }
   return true;
@@ -327,7 +311,7 @@ bool linear_route_parse(const struct route_words *w, struct linear_route *out, s
   enum hadamard dy = linear.operand[WGRAD_DY].hadamard, x = linear.operand[WGRAD_X].hadamard;
   if (dy != x)
     return error_set(e, ERROR_CONFIG, "wgrad dy is transformed by %s and wgrad x by %s: both must be by the same",
-                     word_of(hadamard_words, (int)dy), word_of(hadamard_words, (int)x));
+                     hadamard_name(dy), hadamard_name(x));
   *out = linear;
   return true;
 }

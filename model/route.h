@@ -54,6 +54,7 @@ struct route_words {
 bool encoding_parse(const char *words, enum operand_role role, struct encoding *out, struct error *e);
 bool format_parse(const char *word, enum format *out, struct error *e);
 const char *format_name(enum format f);
+const char *hadamard_name(enum hadamard h); /* "none", "plain-16", … */
 
 /* The same plain format for all six operands. */
 struct linear_route linear_route_plain(enum format f);

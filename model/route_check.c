@@ -7,12 +7,6 @@
 #include "model/linears.h"
 #include "model/problems.h"
 
-static enum view role_view(enum operand_role role) {
-  return role == FPROP_X || role == FPROP_W || role == DGRAD_DY ? VIEW_ROW : VIEW_COLUMN;
-}
-
-static bool role_is_weight(enum operand_role role) { return role == FPROP_W || role == DGRAD_W; }
-
 /* One contraction's matrices, for messages and for sums: a linear of a block, or the head. */
 struct site {
   const char *name;
@@ -40,8 +34,7 @@ static void check_axis(struct problems *p, const char *where, const struct site 
 /* The axes of one operand's source against its groups. */
 static void check_sizes(struct problems *p, const char *where, const struct extent *x, const struct site *site,
                         enum operand_role role, const struct encoding *encoding) {
-  bool weight = role_is_weight(role);
-  bool gradient = role == DGRAD_DY || role == WGRAD_DY;
+  bool weight = operand_role_tensor(role) == TENSOR_W, gradient = operand_role_tensor(role) == TENSOR_DY;
   int64_t rows = weight ? site->shape.n : x->attention.seq_len, cols = gradient ? site->shape.n : site->shape.k;
   const char *row_axis = !weight ? "seq_len" : site->n_axis ? site->n_axis : "rows";
   const char *col_axis = gradient ? site->n_axis : site->k_axis;
@@ -50,13 +43,13 @@ static void check_sizes(struct problems *p, const char *where, const struct exte
   /* The axis that is not contracted is made of whole blocks where those are
    * square or the source is transposed in squares. */
   int block = block_size(encoding->block), along = contraction_unit(encoding);
-  bool along_rows = role_view(role) == VIEW_COLUMN;
+  bool along_rows = operand_role_view(role) == VIEW_COLUMN;
   int across = block_is_2d(encoding->block) || along_rows ? block : 1;
   check_axis(p, where, site, row_axis, rows, along_rows ? along : across);
   check_axis(p, where, site, col_axis, cols, along_rows ? across : along);
   if (site->arm > 0 && is_local(encoding) && (weight || gradient)) {
     /* Strips along n start again with the second arm. */
-    bool strips_along_n = weight ? role_view(role) == VIEW_ROW : role == WGRAD_DY;
+    bool strips_along_n = weight ? operand_role_view(role) == VIEW_ROW : role == WGRAD_DY;
     int unit = strips_along_n && encoding->strip > 0 ? encoding->strip : block;
     check_axis(p, where, site, "ffn_size", site->arm, unit);
   }
@@ -71,7 +64,7 @@ static void check_linear(struct problems *p, int *refused, const struct route *r
     char text[ENCODING_TEXT], where[ENCODING_TEXT + 64];
     (void)snprintf(where, sizeof where, "%s %s %s", subject, operand_role_names[role],
                    encoding_text(encoding, text, (int)sizeof text));
-    const char *why = d->k->refuse_encoding(d, encoding, role_view((enum operand_role)role));
+    const char *why = d->k->refuse_encoding(d, encoding, operand_role_view((enum operand_role)role));
     if (why) {
       problems_add(p, "%s: %s (backend %s)", where, why, d->k->backend);
       (*refused)++;
@@ -111,7 +104,7 @@ static void check_head(struct problems *p, int *refused, const struct route *r, 
   for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
     const struct encoding *e = &r->head.operand[role];
     int64_t unit = 1;
-    if (!role_is_weight((enum operand_role)role) && role_view((enum operand_role)role) == VIEW_COLUMN)
+    if (operand_role_tensor((enum operand_role)role) != TENSOR_W && operand_role_view((enum operand_role)role) == VIEW_COLUMN)
       unit = contraction_unit(e);
     if (e->rounding == ROUND_STOCHASTIC) unit = x->attention.seq_len;
     if (x->head_chunk % unit != 0)

@@ -99,6 +99,16 @@ def test_inspect_of_a_living_run():
     check("meanwhile" not in out.text, "nobody removed it", out.text)
 
 
+def test_plan_is_what_a_run_takes():
+    """The memory that `plan` prints is laid out by the code that a run uses: equal to the byte, by category."""
+    for name, settings in (("plan-bf16", {}), ("plan-mxfp4", {"route": "mxfp4-row-sr", "train.recompute": "all", "train.local_batch": 4})):
+        place.run(name, {"train.updates": 1, "optimizer.warmup_updates": 0, **settings})
+        out = place.command("plan", "tiny.yaml", *words(settings)).expect(DONE)
+        for category, size in place.lines(name, "start")[0]["memory_bytes"].items():
+            if size:
+                check(re.search(rf"^  {category} +{size / 1e6:.3f} MB", out.text, re.M), f"{name}: {category} {size}", out.text)
+
+
 def test_one_sequence():
     """One held-out sequence has a loss and no standard error."""
     out = place.run("single", {"train.updates": 3, "validation.samples": 1})

@@ -179,8 +179,7 @@ static bool run_routes(const struct bench *b, struct device *d, const struct ext
     if (!route_named(l->n ? l->item[i] : usual[i], b->config ? (int)b->config->model.shape.n_layers : 8, &r, e)) return false;
     for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
       const struct encoding *encoding = &r.span[0].linear.operand[role];
-      const bool column = role == DGRAD_W || role == WGRAD_DY || role == WGRAD_X;
-      const char *why = d->k->refuse_encoding(d, encoding, column ? VIEW_COLUMN : VIEW_ROW);
+      const char *why = d->k->refuse_encoding(d, encoding, operand_role_view((enum operand_role)role));
       if (why) return error_set(e, ERROR_DEVICE, "bench gemm: route %s: %s", r.name, why);
     }
     bench_title(b, "\nroute %s\n  %-8s %-6s %6s %6s %6s", r.name, "linear", "", "M", "N", "K");

@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/formats.h"
 #include "trainer/bench.h"
-#include "trainer/capture.h"
+#include "trainer/captured.h"
+#include "trainer/plan.h"
 #include "trainer/quality.h"
 #include "trainer/record.h"
 
@@ -24,32 +24,10 @@ static const struct contraction {
 } contractions[CONTRACTIONS] = {
     {"fprop", FPROP_X, FPROP_W}, {"dgrad", DGRAD_DY, DGRAD_W}, {"wgrad", WGRAD_DY, WGRAD_X}};
 
-/* Operands by tensor and view. */
-static const enum operand_role roles[TENSOR_COUNT][2] = {
-    [TENSOR_X] = {FPROP_X, WGRAD_X}, [TENSOR_W] = {FPROP_W, DGRAD_W}, [TENSOR_DY] = {DGRAD_DY, WGRAD_DY}};
-
-static enum tensor tensor_of(enum operand_role role) {
-  return role == FPROP_X || role == WGRAD_X ? TENSOR_X : role == FPROP_W || role == DGRAD_W ? TENSOR_W : TENSOR_DY;
-}
-
 /* Pooled over all linears, each counting alike. */
 struct pool {
   double energy, cosine, gain; /* sums; energy of the error relative to the result's */
   int64_t n;
-};
-
-/* A linear's tensors at one update, on the device and here. */
-struct tensors {
-  const struct capture_entry *entry[TENSOR_COUNT];
-  struct matrix half[TENSOR_COUNT], wide[TENSOR_COUNT]; /* BF16, FP32 */
-  float *values[TENSOR_COUNT];
-  float *exact[CONTRACTIONS]; /* results */
-};
-
-/* One route's operands of them. */
-struct operands {
-  struct operand of[OPERAND_ROLE_COUNT];
-  struct quantise_counts counts[OPERAND_ROLE_COUNT];
 };
 
 struct job {
@@ -59,150 +37,37 @@ struct job {
   struct route route[ROUTES];
   int n_routes;
   struct pool pool[ROUTES][CONTRACTIONS];
-  struct matrix out; /* device, FP32: any result */
-  float *result;     /* the same here */
+  struct matrix out;          /* device, FP32: any result */
+  float *result;              /* the same here */
+  float *exact[CONTRACTIONS]; /* results of the linear that is measured */
   double *row;
 };
 
-/* ---- tensors ---------------------------------------------------------------------- */
+/* ---- contractions --------------------------------------------------------------------- */
 
-static void release_tensors(struct job *j, struct tensors *t) {
-  for (int i = 0; i < TENSOR_COUNT; i++) {
-    if (t->half[i].data) j->d->k->release(j->d, t->half[i].data);
-    if (t->wide[i].data) j->d->k->release(j->d, t->wide[i].data);
-    free(t->values[i]);
-  }
-  for (int i = 0; i < CONTRACTIONS; i++) free(t->exact[i]);
-}
-
-static bool load_tensor(struct job *j, struct tensors *t, int i, struct error *e) {
-  const struct kernels *k = j->d->k;
-  const int slice = t->entry[i]->slice;
-  const struct tensor_slice *s = hdf5_slice(j->capture.file, slice);
-  const size_t n = (size_t)(s->rows * s->cols);
-  uint16_t *bits = malloc(n * sizeof *bits);
-  t->values[i] = malloc(n * sizeof *t->values[i]);
-  t->half[i] = (struct matrix){k->allocate(j->d, n * 2, e), DTYPE_BF16, s->rows, s->cols};
-  t->wide[i] = (struct matrix){k->allocate(j->d, n * 4, e), DTYPE_F32, s->rows, s->cols};
-  bool good = bits && t->values[i] && t->half[i].data && t->wide[i].data;
-  if (!good) error_set(e, ERROR_SYSTEM, "no memory for %s", s->name);
-  good = good && hdf5_read(j->capture.file, slice, 0, s->rows, bits, e);
-  if (good) {
-    for (size_t x = 0; x < n; x++) t->values[i][x] = bf16_decode(bits[x]);
-    k->upload(j->d, t->half[i].data, bits, n * 2);
-    k->upload(j->d, t->wide[i].data, t->values[i], n * 4);
-    good = k->synchronize(j->d, e);
-  }
-  free(bits);
-  return good;
-}
-
-/* j->result = a b^T */
-static bool contract(struct job *j, const struct operand *a, const struct operand *b, struct error *e) {
+/* result = a b^T */
+static bool contract(struct job *j, const struct operand *a, const struct operand *b, float *result, struct error *e) {
   j->out.rows = a->rows;
   j->out.cols = b->rows;
   j->d->k->contract(j->d, &j->out, a, b, NULL);
-  j->d->k->download(j->d, j->result, j->out.data, (size_t)(a->rows * b->rows) * sizeof *j->result);
+  j->d->k->download(j->d, result, j->out.data, (size_t)(a->rows * b->rows) * sizeof *result);
   return j->d->k->synchronize(j->d, e);
 }
 
-static struct operand plain_operand(const struct tensors *t, enum operand_role role, enum format f) {
-  const enum tensor which = tensor_of(role);
-  return operand_of_matrix(f == FORMAT_BF16 ? &t->half[which] : &t->wide[which],
-                           roles[which][VIEW_ROW] == role ? VIEW_ROW : VIEW_COLUMN);
-}
-
-static bool load(struct job *j, struct tensors *t, struct error *e) {
-  for (int i = 0; i < TENSOR_COUNT; i++)
-    if (!load_tensor(j, t, i, e)) return false;
+static bool contract_exactly(struct job *j, const struct captured *t, struct error *e) {
   for (int i = 0; i < CONTRACTIONS; i++) {
-    const struct operand a = plain_operand(t, contractions[i].a, FORMAT_F32);
-    const struct operand b = plain_operand(t, contractions[i].b, FORMAT_F32);
-    const size_t bytes = (size_t)(a.rows * b.rows) * sizeof(float);
-    t->exact[i] = malloc(bytes);
-    if (!t->exact[i]) return error_set(e, ERROR_SYSTEM, "out of memory");
-    if (!contract(j, &a, &b, e)) return false;
-    memcpy(t->exact[i], j->result, bytes);
+    const struct operand a = captured_plain(t, contractions[i].a, FORMAT_F32);
+    const struct operand b = captured_plain(t, contractions[i].b, FORMAT_F32);
+    if (!contract(j, &a, &b, j->exact[i], e)) return false;
   }
   return true;
 }
 
-/* ---- operands ----------------------------------------------------------------------- */
-
-static bool owned(const struct operand *o) { return o->encoding.format && !encoding_is_plain(&o->encoding); }
-
-static void release_operands(struct device *d, struct operands *o) {
-  for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
-    if (!owned(&o->of[role])) continue;
-    if (o->of[role].codes) d->k->release(d, o->of[role].codes);
-    if (o->of[role].scales) d->k->release(d, o->of[role].scales);
-    if (o->of[role].outer) d->k->release(d, o->of[role].outer);
-  }
-}
-
-/* Room for the packed operands; plain ones are the tensors. */
-static bool take_operands(struct job *j, struct device *d, const struct linear_route *route, const struct tensors *t,
-                          struct operands *o, struct error *e) {
-  memset(o, 0, sizeof *o);
-  for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
-    const struct encoding *encoding = &route->operand[role];
-    struct operand *p = &o->of[role];
-    *p = plain_operand(t, (enum operand_role)role, encoding->format);
-    if (encoding_is_plain(encoding)) continue;
-    p->encoding = *encoding;
-    p->codes = p->scales = NULL;
-    linear_set_outers(p, tensor_of((enum operand_role)role),
-                      linear_arm(&j->capture.header.extent, t->entry[TENSOR_X]->site));
-    const size_t codes = (size_t)operand_code_bytes(encoding, p->rows, p->cols);
-    const size_t scales = (size_t)operand_scale_bytes(encoding, p->rows, p->cols);
-    const size_t outer = (size_t)operand_outer_count(p) * sizeof(float);
-    p->codes = d->k->allocate(d, codes, e);
-    if (scales) p->scales = d->k->allocate(d, scales, e);
-    if (outer) p->outer = d->k->allocate(d, outer, e);
-    if (!p->codes || (scales && !p->scales) || (outer && !p->outer)) return false;
-  }
-  return true;
-}
-
-/* Both views of one tensor, as its producer makes them in training. */
-static void quantise(struct device *d, const struct capture_header *h, const struct tensors *t, enum tensor which,
-                     struct operands *o) {
-  struct operand *row = &o->of[roles[which][VIEW_ROW]], *column = &o->of[roles[which][VIEW_COLUMN]];
-  struct quantise_counts counts[2] = {{0}};
-  const struct capture_entry *entry = t->entry[which];
-  const struct emission out = {
-      .row = owned(row) ? row : NULL,
-      .column = owned(column) ? column : NULL,
-      .draw = {.seed = (uint64_t)h->seed, .update = (uint32_t)entry->update, .first_sample = (uint64_t)entry->first_sample,
-               .seq_len = h->extent.attention.seq_len, .layer = (uint32_t)(entry->block - 1),
-               .operand = linear_draw(entry->site)},
-      .counts = counts};
-  if (out.row || out.column) d->k->quantise(d, &out, &t->half[which]);
-  for (int view = 0; view < 2; view++) o->counts[roles[which][view]] = counts[view];
-}
-
-/* An operand's bytes here, to be decoded; plain ones are read from the captured values. */
-static bool fetch(struct device *d, const struct operand *o, struct operand *here, struct error *e) {
-  const size_t codes = (size_t)operand_code_bytes(&o->encoding, o->rows, o->cols);
-  const size_t scales = (size_t)operand_scale_bytes(&o->encoding, o->rows, o->cols);
-  const size_t outer = (size_t)operand_outer_count(o) * sizeof(float);
-  *here = *o;
-  here->codes = malloc(codes);
-  here->scales = malloc(scales + 1);
-  here->outer = outer ? malloc(outer) : NULL;
-  bool good = here->codes && here->scales && (here->outer || outer == 0);
-  if (!good) return error_set(e, ERROR_SYSTEM, "out of memory");
-  d->k->download(d, here->codes, o->codes, codes);
-  if (scales) d->k->download(d, here->scales, o->scales, scales);
-  if (outer) d->k->download(d, here->outer, o->outer, outer);
-  return d->k->synchronize(d, e);
-}
-
-static bool operand_quality(struct job *j, const struct tensors *t, const struct operand *o, enum tensor which,
+static bool operand_quality(struct job *j, const struct captured *t, const struct operand *o, enum tensor which,
                             struct quality *q, struct error *e) {
   struct operand here;
   *q = (struct quality){0};
-  const bool good = fetch(j->d, o, &here, e);
+  const bool good = captured_fetch(o, j->d, &here, e);
   if (good) quality_operand(q, &here, t->values[which], j->row);
   free(here.codes);
   free(here.scales);
@@ -227,23 +92,23 @@ static json_t *operand_object(const struct operand *o, const struct quality *q, 
   return object;
 }
 
-static bool measure_route(struct job *j, const struct tensors *t, int r, struct error *e) {
+static bool measure_route(struct job *j, const struct captured *t, int r, struct error *e) {
   const struct capture_entry *x = t->entry[TENSOR_X];
   const struct linear_route *route = route_linear(&j->route[r], (int)x->block - 1);
-  struct operands o;
+  struct captured_operands o;
   struct quality q[OPERAND_ROLE_COUNT];
-  bool good = take_operands(j, j->d, route, t, &o, e);
-  for (int i = 0; good && i < TENSOR_COUNT; i++) quantise(j->d, &j->capture.header, t, (enum tensor)i, &o);
+  bool good = captured_take(&o, j->d, &j->capture.header, route, t, e);
+  for (int i = 0; good && i < TENSOR_COUNT; i++) captured_quantise(&o, j->d, &j->capture.header, t, (enum tensor)i);
   for (int role = 0; good && role < OPERAND_ROLE_COUNT; role++)
-    good = operand_quality(j, t, &o.of[role], tensor_of((enum operand_role)role), &q[role], e);
+    good = operand_quality(j, t, &o.of[role], operand_role_tensor((enum operand_role)role), &q[role], e);
   for (int i = 0; good && i < CONTRACTIONS; i++) {
     const struct contraction *c = &contractions[i];
     const struct operand *a = &o.of[c->a], *b = &o.of[c->b];
     const struct quantise_counts *na = &o.counts[c->a], *nb = &o.counts[c->b];
-    good = contract(j, a, b, e);
+    good = contract(j, a, b, j->result, e);
     if (!good) break;
     struct quality all = {0};
-    for (int64_t n = 0; n < a->rows * b->rows; n++) quality_add(&all, (double)j->result[n], (double)t->exact[i][n]);
+    for (int64_t n = 0; n < a->rows * b->rows; n++) quality_add(&all, (double)j->result[n], (double)j->exact[i][n]);
     const double relative = quality_relative(&all), cosine = quality_cosine(&all), gain = quality_gain(&all);
     struct pool *p = &j->pool[r][i];
     p->energy += relative * relative;
@@ -270,31 +135,28 @@ static bool measure_route(struct job *j, const struct tensors *t, int r, struct 
               quality_relative(&q[c->b]), 100 * share(nb->saturated, nb->elements),
               100 * share(nb->underflowed, nb->elements));
   }
-  release_operands(j->d, &o);
+  captured_drop(&o, j->d);
   return good;
 }
 
 /* The linears of the file that have all three tensors; calls body for each. */
-static bool each_linear(struct job *j, bool (*body)(struct job *j, const struct tensors *t, struct error *e),
+static bool each_linear(struct job *j, bool (*body)(struct job *j, const struct captured *t, struct error *e),
                         bool largest_only, struct error *e) {
   int done = 0;
   for (int i = 0; i < j->capture.n; i++) {
     const struct capture_entry *x = &j->capture.entries[i];
     if (x->tensor != TENSOR_X || (largest_only && (x->site != LINEAR_GATE_UP || done))) continue;
-    struct tensors t = {{x, capture_find(&j->capture, x->block, x->site, TENSOR_W, 0),
-                         capture_find(&j->capture, x->block, x->site, TENSOR_DY, x->update)},
-                        .values = {NULL}};
-    if (!t.entry[TENSOR_W] || !t.entry[TENSOR_DY])
-      return error_set(e, ERROR_DATA, "%s: %s has no W or no dY beside it", j->b->a.from, hdf5_slice(j->capture.file, x->slice)->name);
-    const bool good = load(j, &t, e) && body(j, &t, e);
-    release_tensors(j, &t);
+    struct captured t;
+    const bool good = (captured_load(&t, j->d, &j->capture, x, e) || error_context(e, "%s", j->b->a.from)) &&
+                      contract_exactly(j, &t, e) && body(j, &t, e);
+    captured_release(&t, j->d);
     if (!good) return false;
     done++;
   }
   return done > 0 || error_set(e, ERROR_DATA, "%s holds no captured linear", j->b->a.from);
 }
 
-static bool measure_linear(struct job *j, const struct tensors *t, struct error *e) {
+static bool measure_linear(struct job *j, const struct captured *t, struct error *e) {
   const struct capture_entry *x = t->entry[TENSOR_X];
   const struct matrix *w = &t->half[TENSOR_W];
   bench_title(j->b, "\nupdate %" PRId64 ", block %" PRId64 ", %s: X [%" PRId64 ", %" PRId64 "], W [%" PRId64 ", %" PRId64 "]", x->update,
@@ -359,19 +221,19 @@ static void ratios(struct job *j) {
 struct timed {
   struct device *d;
   const struct capture_header *header;
-  const struct tensors *t;
+  const struct captured *t;
   enum tensor which;
-  struct operands o;
+  struct captured_operands o;
 };
 
 static bool quantise_once(void *context, struct error *e) {
   struct timed *x = context;
-  quantise(x->d, x->header, x->t, x->which, &x->o);
+  captured_quantise(&x->o, x->d, x->header, x->t, x->which);
   return x->d->k->synchronize(x->d, e);
 }
 
 /* Of the widest linear, with one thread. */
-static bool measure_speed(struct job *j, const struct tensors *t, struct error *e) {
+static bool measure_speed(struct job *j, const struct captured *t, struct error *e) {
   struct bench one = *j->b;
   one.a.threads = 1;
   void *scratch;
@@ -383,10 +245,11 @@ static bool measure_speed(struct job *j, const struct tensors *t, struct error *
   bool good = true;
   for (int r = 0; good && r < j->n_routes; r++) {
     const struct linear_route *route = route_linear(&j->route[r], (int)t->entry[TENSOR_X]->block - 1);
-    good = take_operands(j, x.d, route, t, &x.o, e);
+    good = captured_take(&x.o, x.d, &j->capture.header, route, t, e);
     for (int i = 0; good && i < TENSOR_COUNT; i++) {
-      const struct operand *row = &x.o.of[roles[i][VIEW_ROW]], *column = &x.o.of[roles[i][VIEW_COLUMN]];
-      if (!owned(row) && !owned(column)) continue;
+      const struct operand *row = &x.o.of[operand_role_of((enum tensor)i, VIEW_ROW)],
+                           *column = &x.o.of[operand_role_of((enum tensor)i, VIEW_COLUMN)];
+      if (!captured_packed(row) && !captured_packed(column)) continue;
       struct bench_seconds s;
       x.which = (enum tensor)i;
       good = bench_measure(j->b, 0, quantise_once, &x, &s, e);
@@ -407,7 +270,7 @@ static bool measure_speed(struct job *j, const struct tensors *t, struct error *
       bench_row(j->b, object, &s, "%-26s %-2s [%" PRId64 ", %" PRId64 "]  %6.2f GB/s of BF16  %s, %s", j->route[r].name,
                 tensor_name((enum tensor)i), t->half[i].rows, t->half[i].cols, rate * 1e-9, words[0], words[1]);
     }
-    release_operands(x.d, &x.o);
+    captured_drop(&x.o, x.d);
   }
   bench_close(x.d, scratch);
   return good;
@@ -451,27 +314,28 @@ static bool choose_routes(struct job *j, struct error *e) {
   return j->n_routes > 0 || error_set(e, ERROR_DEVICE, "bench quantize: no route can be executed");
 }
 
-static int64_t largest(const struct extent *x, int64_t *row) {
-  int64_t most = 0;
-  *row = x->tokens;
+/* The longest row of any operand. */
+static int64_t longest_row(const struct extent *x) {
+  int64_t most = x->tokens;
   for (int site = 0; site < LINEAR_SITES; site++) {
     const struct linear_shape w = linear_shape(x, (enum linear_site)site);
-    const int64_t n[] = {x->tokens * w.n, x->tokens * w.k, w.n * w.k}, sides[] = {w.n, w.k};
-    for (int i = 0; i < 3; i++)
-      if (n[i] > most) most = n[i];
-    for (int i = 0; i < 2; i++)
-      if (sides[i] > *row) *row = sides[i];
+    if (w.n > most) most = w.n;
+    if (w.k > most) most = w.k;
   }
   return most;
 }
 
 static bool take_results(struct job *j, struct error *e) {
-  int64_t row;
-  const size_t n = (size_t)largest(&j->capture.header.extent, &row);
+  const size_t n = (size_t)plan_largest_tensor(&j->capture.header.extent);
   j->out = (struct matrix){.data = j->d->k->allocate(j->d, n * sizeof(float), e), .dtype = DTYPE_F32};
   j->result = malloc(n * sizeof *j->result);
-  j->row = malloc((size_t)row * sizeof *j->row);
-  return (j->out.data && j->result && j->row) || error_set(e, ERROR_SYSTEM, "out of memory");
+  j->row = malloc((size_t)longest_row(&j->capture.header.extent) * sizeof *j->row);
+  bool good = j->out.data && j->result && j->row;
+  for (int i = 0; i < CONTRACTIONS; i++) {
+    j->exact[i] = malloc(n * sizeof *j->exact[i]);
+    good = good && j->exact[i];
+  }
+  return good || error_set(e, ERROR_SYSTEM, "out of memory");
 }
 
 bool bench_quantize(struct bench *b, struct error *e) {
@@ -499,6 +363,7 @@ bool bench_quantize(struct bench *b, struct error *e) {
     capture_close(&j->capture);
   }
   free(j->result);
+  for (int i = 0; i < CONTRACTIONS; i++) free(j->exact[i]);
   free(j->row);
   free(j);
   return good;

@@ -20,32 +20,7 @@ struct subject {
   double *phase[PHASE_COUNT], *total; /* [repeat] */
 };
 
-static void on_phase(void *context, enum model_phase phase) {
-  static const enum phase map[] = {
-      [MODEL_FORWARD] = PHASE_FORWARD, [MODEL_HEAD] = PHASE_HEAD, [MODEL_BACKWARD] = PHASE_BACKWARD};
-  timeline_enter(context, map[phase]);
-}
-
-static bool lay_out(struct run *run, struct error *e) {
-  const struct config *c = &run->config;
-  const struct model_shape shape = {.batch = c->train.local_batch,
-                                    .seq_len = c->train.seq_len,
-                                    .recompute = c->train.recompute,
-                                    .recompute_every = (int)c->train.recompute_every,
-                                    .head_chunk = c->train.head_chunk,
-                                    .param_dtype = c->train.param_dtype,
-                                    .master = c->train.master,
-                                    .training = true};
-  run->model = model_create(run->device, &run->arena, &c->model.shape, &c->route, &shape, e);
-  if (!run->model) return false;
-  const int64_t n = model_param_number(run->model);
-  run->inputs = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->inputs);
-  run->targets = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->targets);
-  run->nll = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->nll);
-  run->gradient_measures = arena_take(&run->arena, ARENA_TRANSIENT, n, sizeof *run->gradient_measures);
-  run->update_measures = arena_take(&run->arena, ARENA_TRANSIENT, n, sizeof *run->update_measures);
-  return true;
-}
+static void on_phase(void *context, enum model_phase phase) { timeline_enter(context, timeline_of_model(phase)); }
 
 /* Any ids will do. */
 static bool fill_batch(struct run *run, struct error *e) {
@@ -67,16 +42,15 @@ static bool open_subject(const struct bench *b, const char *route, struct subjec
   const int threads = run->config.run.threads > 0 ? (int)run->config.run.threads : threads_available();
   run->device = device_open(run->config.run.backend, threads, e);
   if (!run->device) return false;
-  run->tokens = run->config.train.local_batch * run->config.train.seq_len;
   run->arena = arena_measure();
-  if (!lay_out(run, e)) return false;
+  if (!run_lay_out(run, RUN_TRAIN, e)) return false;
   model_destroy(run->model);
   run->model = NULL;
   const size_t bytes = run->arena.used;
   run->memory = run->device->k->allocate(run->device, bytes, e);
   if (!run->memory) return error_context(e, "route %s", run->config.route.name);
   run->arena = arena_over(run->memory, bytes);
-  if (!lay_out(run, e) || !model_initialise(run->model, (uint64_t)run->config.run.seed, threads, e) || !fill_batch(run, e)) return false;
+  if (!run_lay_out(run, RUN_TRAIN, e) || !model_initialise(run->model, (uint64_t)run->config.run.seed, threads, e) || !fill_batch(run, e)) return false;
   model_refresh_weights(run->model);
   model_on_phase(run->model, on_phase, &s->time);
   for (int p = 0; p < PHASE_COUNT; p++) {

@@ -145,17 +145,6 @@ static bool write_all(struct capture *c, const struct capture_arguments *a, cons
   return good;
 }
 
-static int64_t largest_tensor(const struct extent *x) {
-  int64_t most = 0;
-  for (int site = 0; site < LINEAR_SITES; site++) {
-    const struct linear_shape w = linear_shape(x, (enum linear_site)site);
-    const int64_t n[] = {x->tokens * w.k, x->tokens * w.n, w.n * w.k};
-    for (int i = 0; i < 3; i++)
-      if (n[i] > most) most = n[i];
-  }
-  return most;
-}
-
 static bool capture(struct run *run, const struct capture_arguments *a, struct error *e) {
   if (run->world != 1) return error_set(e, ERROR_USAGE, "capture runs in one process, %d were started", run->world);
   const int64_t blocks = run->config.model.shape.n_layers;
@@ -163,7 +152,7 @@ static bool capture(struct run *run, const struct capture_arguments *a, struct e
   struct capture c = {.run = run, .good = true, .e = e};
   c.wanted = calloc((size_t)blocks, sizeof *c.wanted);
   c.seen = calloc((size_t)(blocks * LINEAR_SITES * TENSOR_COUNT), sizeof *c.seen);
-  c.staging = malloc((size_t)largest_tensor(&x) * sizeof(uint16_t));
+  c.staging = malloc((size_t)plan_largest_tensor(&x) * sizeof(uint16_t));
   bool good = c.wanted && c.seen && c.staging;
   if (!good) error_set(e, ERROR_SYSTEM, "out of memory");
   good = good && parse_layers(a->layers, blocks, c.wanted, e);

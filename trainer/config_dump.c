@@ -11,16 +11,6 @@ static void write_encoding(const struct encoding *e, FILE *out) {
   option_write_text(encoding_text(&plain, text, sizeof text), out);
 }
 
-static const char *hadamard_word(enum hadamard h) {
-  switch (h) {
-    case HADAMARD_NONE: return "none";
-    case HADAMARD_PLAIN_16: return "plain-16";
-    case HADAMARD_SIGNED_16: return "signed-16";
-    case HADAMARD_SIGNED_32: return "signed-32";
-  }
-  return "none";
-}
-
 /* fprop, dgrad and wgrad of a linear, a line each behind `indent`. */
 static void write_linear(const struct linear_route *linear, const char *indent, FILE *out) {
   static const struct {
@@ -33,7 +23,7 @@ static void write_linear(const struct linear_route *linear, const char *indent, 
     fprintf(out, "%s%s%s", parts[p].line && p > 0 ? "}\n" : "", parts[p].line ? indent : "", parts[p].before);
     write_encoding(&linear->operand[parts[p].role], out);
   }
-  fprintf(out, ", hadamard: %s}\n", hadamard_word(linear->operand[WGRAD_X].hadamard));
+  fprintf(out, ", hadamard: %s}\n", hadamard_name(linear->operand[WGRAD_X].hadamard));
 }
 
 /* Written out, not by name: a saved configuration says what was computed even

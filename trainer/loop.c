@@ -36,11 +36,7 @@ static void enter(struct loop *l, enum phase phase) {
              phase_operation[phase], l->run->update + 1);
 }
 
-static void on_model_phase(void *context, enum model_phase phase) {
-  static const enum phase map[] = {
-      [MODEL_FORWARD] = PHASE_FORWARD, [MODEL_HEAD] = PHASE_HEAD, [MODEL_BACKWARD] = PHASE_BACKWARD};
-  enter(context, map[phase]);
-}
+static void on_model_phase(void *context, enum model_phase phase) { enter(context, timeline_of_model(phase)); }
 
 /* ---- loading ---------------------------------------------------------------- */
 

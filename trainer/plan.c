@@ -5,20 +5,16 @@
 #include <string.h>
 
 #include "base/threads.h"
-
-/* K and N of a block's four linears. */
-static void linear_shapes(const struct model_config *m, int64_t shape[4][2]) {
-  const int64_t q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim;
-  const int64_t all[4][2] = {{m->hidden_size, q + 2 * kv}, {q, m->hidden_size}, {m->hidden_size, 2 * m->ffn_size}, {m->ffn_size, m->hidden_size}};
-  memcpy(shape, all, sizeof all);
-}
+#include "trainer/run.h"
 
 /* FLOPs a token of one contraction over all of a block's linears. */
-static double block_flops(const struct model_config *m) {
-  int64_t shape[4][2];
+static double block_flops(const struct config *c) {
+  const struct extent x = plan_extent(c);
   double sum = 0;
-  linear_shapes(m, shape);
-  for (int i = 0; i < 4; i++) sum += 2.0 * (double)shape[i][0] * (double)shape[i][1];
+  for (int site = 0; site < LINEAR_SITES; site++) {
+    const struct linear_shape w = linear_shape(&x, (enum linear_site)site);
+    sum += 2.0 * (double)w.k * (double)w.n;
+  }
   return sum;
 }
 
@@ -27,7 +23,7 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
   memset(out, 0, sizeof *out);
   if (c->train.global_batch % (gpus * c->train.local_batch) != 0) return false;
   const double tokens = (double)(c->train.global_batch / gpus * c->train.seq_len);
-  const double per_block = block_flops(s);
+  const double per_block = block_flops(c);
   double forward = 0;
   for (int layer = 0; layer < (int)s->n_layers; layer++) {
     const struct encoding *o = route_linear(&c->route, layer)->operand;
@@ -76,6 +72,17 @@ struct extent plan_extent(const struct config *c) {
                          .vocab_size = m->vocab_size};
 }
 
+int64_t plan_largest_tensor(const struct extent *x) {
+  int64_t most = 0;
+  for (int site = 0; site < LINEAR_SITES; site++) {
+    const struct linear_shape w = linear_shape(x, (enum linear_site)site);
+    const int64_t n[] = {x->tokens * w.k, x->tokens * w.n, w.n * w.k};
+    for (int i = 0; i < 3; i++)
+      if (n[i] > most) most = n[i];
+  }
+  return most;
+}
+
 int64_t plan_checkpoint_bytes(const struct config *c) {
   const int64_t weight = c->train.master ? 4 : (int64_t)dtype_bytes(c->train.param_dtype);
   return model_config_param_count(&c->model.shape) * (weight + 8);
@@ -84,19 +91,12 @@ int64_t plan_checkpoint_bytes(const struct config *c) {
 bool plan_memory(const struct config *c, int threads, struct arena *out, struct error *e) {
   struct device *d = device_open(c->run.backend, threads, e);
   if (!d) return false;
-  struct model_shape shape = {.batch = c->train.local_batch,
-                              .seq_len = c->train.seq_len,
-                              .recompute = c->train.recompute,
-                              .recompute_every = (int)c->train.recompute_every,
-                              .head_chunk = c->train.head_chunk,
-                              .param_dtype = c->train.param_dtype,
-                              .master = c->train.master,
-                              .training = true};
-  *out = arena_measure();
-  struct model *m = model_create(d, out, &c->model.shape, &c->route, &shape, e);
-  if (m) model_destroy(m);
+  struct run run = {.config = *c, .device = d, .arena = arena_measure()};
+  const bool good = run_lay_out(&run, RUN_TRAIN, e);
+  if (good) model_destroy(run.model);
+  *out = run.arena;
   d->k->close(d);
-  return m != NULL;
+  return good;
 }
 
 static void print_bytes(FILE *out, const char *what, double bytes, bool large, const char *note) {

@@ -26,6 +26,9 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
 /* The largest extents of a run on one rank. */
 struct extent plan_extent(const struct config *c);
 
+/* Elements of the largest tensor that one of its linears has: X, W, Y. */
+int64_t plan_largest_tensor(const struct extent *x);
+
 /* Bytes of a checkpoint's tensors (before compression). */
 int64_t plan_checkpoint_bytes(const struct config *c);
 

@@ -67,7 +67,7 @@ static bool divide_batch(struct run *run, struct error *e) {
 static struct model_shape shape_of(const struct run *run, enum run_purpose purpose) {
   const struct config *c = &run->config;
   return (struct model_shape){
-      .batch = run->local_batch,
+      .batch = c->train.local_batch,
       .seq_len = c->train.seq_len,
       .recompute = c->train.recompute,
       .recompute_every = (int)c->train.recompute_every,
@@ -78,9 +78,9 @@ static struct model_shape shape_of(const struct run *run, enum run_purpose purpo
   };
 }
 
-/* Lays out model and batch buffers; run over a measuring arena, then a real one. */
-static bool lay_out(struct run *run, enum run_purpose purpose, struct error *e) {
+bool run_lay_out(struct run *run, enum run_purpose purpose, struct error *e) {
   struct model_shape shape = shape_of(run, purpose);
+  run->tokens = shape.batch * shape.seq_len;
   run->model = model_create(run->device, &run->arena, &run->config.model.shape, &run->config.route, &shape, e);
   if (!run->model) return false;
   run->inputs = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->inputs);
@@ -103,9 +103,8 @@ static bool open_model(struct run *run, enum run_purpose purpose, struct error *
   run->device = device_open(run->config.run.backend, run->threads, e);
   if (!run->device) return false;
 
-  run->tokens = run->local_batch * run->config.train.seq_len;
   run->arena = arena_measure();
-  if (!lay_out(run, purpose, e)) return false;
+  if (!run_lay_out(run, purpose, e)) return false;
   model_destroy(run->model);
   run->model = NULL;
   size_t bytes = run->arena.used;
@@ -116,7 +115,7 @@ static bool open_model(struct run *run, enum run_purpose purpose, struct error *
     return error_hint(e, "`fp4d plan` shows where it goes; a smaller train.local_batch or train.recompute: all needs less");
   }
   run->arena = arena_over(run->memory, bytes);
-  if (!lay_out(run, purpose, e)) return false;
+  if (!run_lay_out(run, purpose, e)) return false;
   if (run->arena.exhausted)
     return error_set(e, ERROR_INTERNAL, "the memory plan (%zu bytes) is smaller than the layout", bytes);
 

@@ -65,6 +65,10 @@ struct run {
 bool run_open(struct run *run, const struct config *config, bool loaded, enum run_purpose purpose, struct error *e);
 void run_close(struct run *run);
 
+/* Lays out model and batch in run->arena, for run->config on run->device; over a
+ * measuring arena first, then over a real one. */
+bool run_lay_out(struct run *run, enum run_purpose purpose, struct error *e);
+
 /* Closes the run and gives the exit code: reports a failure once (rank 0) where
  * all ranks agree on it, and ends the whole job where only this rank has it. */
 int run_leave(struct run *run, bool good, struct error *e);

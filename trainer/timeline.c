@@ -27,3 +27,9 @@ const char *timeline_name(enum phase phase) {
   static const char *const names[PHASE_COUNT] = {"data", "forward", "head", "backward", "reduce", "optimizer", "between"};
   return names[phase];
 }
+
+enum phase timeline_of_model(enum model_phase phase) {
+  static const enum phase phases[] = {
+      [MODEL_FORWARD] = PHASE_FORWARD, [MODEL_HEAD] = PHASE_HEAD, [MODEL_BACKWARD] = PHASE_BACKWARD};
+  return phases[phase];
+}

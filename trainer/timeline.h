@@ -2,6 +2,8 @@
 #ifndef FP4D_TRAINER_TIMELINE_H
 #define FP4D_TRAINER_TIMELINE_H
 
+#include "model/model.h"
+
 enum phase {
   PHASE_DATA,
   PHASE_FORWARD,
@@ -25,5 +27,6 @@ void timeline_enter(struct timeline *t, enum phase phase);
 void timeline_close(struct timeline *t); /* total is the sum from open to here */
 
 const char *timeline_name(enum phase phase);
+enum phase timeline_of_model(enum model_phase phase);
 
 #endif
