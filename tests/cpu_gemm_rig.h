@@ -300,23 +300,25 @@ static inline int64_t segment_of(const struct operand *o, int64_t k) {
   return o->outer && o->segment ? k / o->segment : 0;
 }
 
-/* All outputs of a contraction before the addend; the caller frees them. */
-static inline float *totals_of_definition(const struct test_operand *a, const struct test_operand *b) {
+/* An output of a contraction before the addend. */
+static inline float total_of_definition(const struct test_operand *a, const struct test_operand *b, int64_t i, int64_t j) {
   int64_t k = a->o.cols;
+  float constant = (float)(1.0 / (a->divisor * b->divisor)), total = 0;
+  for (int64_t first = 0, end; first < k; first = end) {
+    for (end = first + 1; end < k; end++)
+      if (segment_of(&a->o, end) != segment_of(&a->o, first) || segment_of(&b->o, end) != segment_of(&b->o, first)) break;
+    float outer = outer_at(&a->o, i, first) * outer_at(&b->o, j, first), factor = outer * constant;
+    float t = sum_of_definition(a->values + i * k, b->values + j * k, first, end) * factor;
+    total = first == 0 ? t : total + t;
+  }
+  return total;
+}
+
+/* All of them; the caller frees them. */
+static inline float *totals_of_definition(const struct test_operand *a, const struct test_operand *b) {
   float *totals = malloc((size_t)(a->o.rows * b->o.rows) * sizeof(float));
-  float constant = (float)(1.0 / (a->divisor * b->divisor));
   for (int64_t i = 0; i < a->o.rows; i++)
-    for (int64_t j = 0; j < b->o.rows; j++) {
-      float total = 0;
-      for (int64_t first = 0, end; first < k; first = end) {
-        for (end = first + 1; end < k; end++)
-          if (segment_of(&a->o, end) != segment_of(&a->o, first) || segment_of(&b->o, end) != segment_of(&b->o, first)) break;
-        float outer = outer_at(&a->o, i, first) * outer_at(&b->o, j, first), factor = outer * constant;
-        float t = sum_of_definition(a->values + i * k, b->values + j * k, first, end) * factor;
-        total = first == 0 ? t : total + t;
-      }
-      totals[i * b->o.rows + j] = total;
-    }
+    for (int64_t j = 0; j < b->o.rows; j++) totals[i * b->o.rows + j] = total_of_definition(a, b, i, j);
   return totals;
 }
 

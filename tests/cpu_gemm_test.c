@@ -80,6 +80,45 @@ TEST(sizes) {
   }
 }
 
+/* A last slice of k that is shallower than the others, or a segment's, under several
+ * strips of either operand: sums kept between slices stay with their tile. */
+TEST(slices_of_unequal_depth) {
+  enum { M = 97, N = 200 };
+  open_device(2);
+  pair_of_kinds(F32_ROW, F32_COLUMN, M, N, 1024 + 40, UNIFORM, DTYPE_F32, ADD_NONE);
+  pair_of_kinds(BF16_COLUMN, BF16_ROW, M, N, 2048 + 33, UNIFORM, DTYPE_F32, ADD_NONE);
+  pair_of_kinds(NV_ROW, MX_COLUMN, M, N, 2048 + 64, UNIFORM, DTYPE_BF16, ADD_F32);
+  struct test_operand a = make_strips(LOCAL_ROW, M, 2 * 2080, 16, 0, UNIFORM);
+  struct test_operand b = make_strips(LOCAL_COLUMN, N, 2 * 2080, 0, 2080, UNIFORM);
+  check_pair("segments of unequal slices", &a, &b, DTYPE_F32, ADD_NONE);
+  free_operand(&a);
+  free_operand(&b);
+}
+
+/* Shapes and kinds at random, of many strips, blocks, slices and segments: some outputs of each. */
+TEST(large_shapes) {
+  for (int round = 0; round < 5; round++) {
+    open_device(1 + round % 3);
+    int ka = (int)draw_below(KINDS), kb = (int)draw_below(KINDS);
+    int64_t m = 1 + draw_below(300), n = 1 + draw_below(500), k = 64 * (1 + draw_below(70));
+    struct test_operand a = make_operand(ka, m, k, UNIFORM);
+    struct test_operand b = make_strips(kb, n, k, 0, has_outer(kb) && draw_below(2) && k % 128 == 0 ? k / 2 : 0, UNIFORM);
+    struct matrix out = make_matrix(DTYPE_F32, m, n, 1);
+    cpu_contract(&device.device, &out, &a.o, &b.o, NULL);
+    for (int sample = 0; sample < 300; sample++) {
+      int64_t i = draw_below(m), j = draw_below(n);
+      float expected = total_of_definition(&a, &b, i, j), got = read_element(&out, i * n + j);
+      if (bits_of(expected) == bits_of(got)) continue;
+      FAIL("kinds %d x %d [%" PRId64 ",%" PRId64 "] of %" PRId64 "x%" PRId64 "x%" PRId64 ": %g, expected %g", ka, kb, i, j, m, n,
+           k, (double)got, (double)expected);
+      break;
+    }
+    free(out.data);
+    free_operand(&a);
+    free_operand(&b);
+  }
+}
+
 /* More rows than one block of packed panels holds. */
 TEST(blocks) {
   open_device(2);
@@ -222,6 +261,8 @@ int main(void) {
   RUN(subnormals_times_huge_values);
   RUN(differences_around_the_smallest_normal);
   RUN(sizes);
+  RUN(slices_of_unequal_depth);
+  RUN(large_shapes);
   RUN(blocks);
   RUN(subnormals_late_in_k);
   RUN(close_to_float64);

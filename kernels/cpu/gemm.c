@@ -196,7 +196,9 @@ static void tile_task(void *context, int64_t index, int worker) {
   int64_t rows = rows_of_strip(&c->rows, i, GEMM_TILE_ROWS), cols = rows_of_strip(&c->cols, j, GEMM_TILE_COLS);
   const char *a = strip_of(c->panels_a, c, i, GEMM_TILE_ROWS), *b = strip_of(c->panels_b, c, j, GEMM_TILE_COLS);
   char *own = c->workers + worker * WORKER_BYTES;
-  float *acc = c->sums ? c->sums + index * TILE : (float *)(void *)own;
+  /* Tasks come in an order of the slice's depth; a tile's place is its own. */
+  int64_t tile = i * strips_b + j;
+  float *acc = c->sums ? c->sums + tile * TILE : (float *)(void *)own;
   if (c->first_slice) memset(acc, 0, TILE * sizeof *acc);
   if (c->kernel->exact && !c->kernel->exact(c->exponent_a[i], c->exponent_b[j]))
     add_slice_in_f32(c, acc, a, b, rows, cols, own + TILE * sizeof *acc);
@@ -204,7 +206,7 @@ static void tile_task(void *context, int64_t index, int worker) {
     add_slice(c, acc, a, b, rows, cols);
   if (!c->last_slice) return;
   struct gemm_place place = {c->rows.first + i * GEMM_TILE_ROWS, c->cols.first + j * GEMM_TILE_COLS, rows, cols, c->depth.first};
-  float *totals = c->totals ? c->totals + index * TILE : NULL;
+  float *totals = c->totals ? c->totals + tile * TILE : NULL;
   if (c->last_segment)
     gemm_write(c->out, c->add, totals, acc, c->a, c->b, &place);
   else
