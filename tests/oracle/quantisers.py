@@ -65,6 +65,8 @@ def cases():
     yield Case("nvfp4", "1x16", "4over6")
     for scale in ("faithful", "pow2"):
         yield Case("nvfp4-local", "1x16", scale, strip=256)
+        for sr in (False, True):  # one strip, the whole view
+            yield Case("nvfp4-local", "1x16", scale, sr=sr)
         yield Case("nvfp4-local", "2d16", scale)
 
 
@@ -186,6 +188,8 @@ def shapes(case, name):
         yield 128, 256, own, own
     if name == "bell":
         yield (224, 352, own, own) if case.format == "nvfp4-local" else (96, 160, own, own)
+    if name in ("heavy", "sparse", "outlier", "nonfinite") and not case.tile:
+        yield 77, 352 if case.format == "nvfp4-local" else 96, own, own  # the row view alone
     if name in ("bell", "chunks") and case.format == "nvfp4-local" and not case.hadamard:
         # two arms: of dY along its columns, of W along its rows (kernels/kernels.h, struct operand)
         if case.tile:
@@ -194,9 +198,9 @@ def shapes(case, name):
             yield 256, 384, (128, 192), (128, 0)
 
 
-def views(case):
-    """Draws belong to rows, but for Transformer Engine's recipe."""
-    return (0,) if case.sr and case.format != "nvfp4" else (0, 1)
+def views(case, rows):
+    """Draws belong to rows, but for Transformer Engine's recipe; columns are contracted by 16 or 32."""
+    return (0,) if rows % 32 or case.sr and case.format != "nvfp4" else (0, 1)
 
 
 def suits(case, name):
@@ -216,7 +220,7 @@ def main(path):
             for rows, cols, *outers in shapes(case, name):
                 source = inputs.values(name, rows, cols)
                 draw = dict(DRAW, seq_len=rows // 2)
-                for view in views(case):
+                for view in views(case, rows):
                     strip, segment = outers[view]
                     seen = source.T.copy() if view else source
                     z = bf16_value(model.hadamard(seen, case.hadamard))
