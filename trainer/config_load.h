@@ -47,6 +47,11 @@ bool config_sound(struct config_loader *l, const char *const *keys);
 void config_problem(struct config_loader *l, const char *key, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Defaults; what a document gives; what one --set gives (config_take.c). */
+void config_take_defaults(struct config_loader *l);
+void config_take_document(struct config_loader *l, struct document *d);
+void config_take_set(struct config_loader *l, const char *set);
+
 /* Derived defaults, then every check that needs more than one key. */
 void config_resolve(struct config_loader *l);
 
