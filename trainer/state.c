@@ -1,4 +1,5 @@
-#include "trainer/state.h"
+/* Tensors of a run in and out of a checkpoint. */
+#include "trainer/state_parts.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -7,17 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/log.h"
-#include "checkpoints/store.h"
 #include "kernels/formats.h"
 #include "trainer/changes.h"
 #include "trainer/constants.h"
 #include "trainer/match.h"
-#include "trainer/record.h"
-#include "trainer/version.h"
 
-enum { META_FORMAT = 1, SLICE_KINDS = 4 };
+enum { SLICE_KINDS = 4 };
 
 /* A kind of tensor: its prefix in the file and where its flat buffer is. */
 struct tensor_kind {
@@ -99,65 +96,13 @@ void state_close(struct state *s) {
   free(s);
 }
 
-static json_t *detector_to_json(const struct detector *d) {
-  json_t *object = json_object(), *values = json_array();
-  record_integer(object, "window", d->window);
-  record_integer(object, "count", d->count);
-  for (int64_t i = 0; i < d->window && i < d->count; i++) json_array_append_new(values, json_real(d->value[i]));
-  json_object_set_new(object, "values", values);
-  return object;
-}
-
-/* False where the object is not one that detector_to_json makes. */
-static bool detector_from_json(struct detector *d, const json_t *object) {
-  const json_t *values = json_object_get(object, "values");
-  const int64_t window = json_integer_value(json_object_get(object, "window"));
-  const int64_t count = json_integer_value(json_object_get(object, "count"));
-  if (window < 2 || window > DETECTOR_WINDOW || count < 0 || !json_is_array(values) ||
-      (int64_t)json_array_size(values) != (count < window ? count : window))
-    return false;
-  for (size_t i = 0; i < json_array_size(values); i++)
-    if (!json_is_number(json_array_get(values, i))) return false;
-  if (window != d->window) return true; /* another window: it fills anew */
-  d->count = count;
-  for (size_t i = 0; i < json_array_size(values); i++) d->value[i] = json_number_value(json_array_get(values, i));
-  return true;
-}
-
-static char *meta_make(const struct run *run) {
-  json_t *meta = json_object();
-  record_integer(meta, "format", META_FORMAT);
-  record_integer(meta, "update", run->update);
-  record_integer(meta, "applied", run->applied);
-  record_integer(meta, "samples", run->samples);
-  record_integer(meta, "tokens", run->tokens_read);
-  record_integer(meta, "seed", run->config.run.seed);
-  record_integer(meta, "world", run->world);
-  record_text(meta, "route", run->config.route.name);
-  record_text(meta, "build", version_build());
-  record_text(meta, "config", run->config_text);
-  record_hash(meta, "config_hash", run->config_hash);
-  record_hash(meta, "init_hash", run->init_hash);
-  record_hash(meta, "train_digest", stream_info(run->train)->digest);
-  json_object_set_new(meta, "route_constants", constants_make(&run->config));
-  json_object_set_new(meta, "loss_window", detector_to_json(&run->divergence.loss));
-  json_object_set_new(meta, "grad_norm_window", detector_to_json(&run->divergence.grad_norm));
-  char *text = record_dump(meta);
-  json_decref(meta);
-  return text;
-}
-
-void state_folder(const char *run_folder, char *text, int size) {
-  snprintf(text, (size_t)size, "%s/checkpoints", run_folder);
-}
-
 bool state_save(struct state *s, struct run *run, struct error *e) {
   char folder[1024];
   state_folder(run->config.run.folder, folder, sizeof folder);
   for (int i = 0; i < s->n; i++)
     run->device->k->download(run->device, s->slices[i].data, s->device[i], slice_bytes(&s->slices[i]));
   bool good = run->device->k->synchronize(run->device, e);
-  char *meta = good ? meta_make(run) : NULL;
+  char *meta = good ? state_meta(run) : NULL;
   if (good && !meta) good = error_set(e, ERROR_SYSTEM, "out of memory");
   good = comm_agree(run->comm, good, e) && checkpoint_save(run->comm, folder, run->update, s->slices, s->n, meta,
                                                            (int)run->config.checkpoint.keep, e);
@@ -297,128 +242,6 @@ static bool read_moments(struct run *run, struct checkpoint *k, struct error *e)
   return good;
 }
 
-static bool hash_from_json(const json_t *value, struct hash *out) {
-  const char *text = json_string_value(value);
-  return text && sscanf(text, "%16" SCNx64 "%16" SCNx64, &out->high, &out->low) == 2;
-}
-
-static bool counters_from_json(struct run *run, const struct checkpoint *k, const json_t *meta) {
-  run->update = json_integer_value(json_object_get(meta, "update"));
-  run->applied = json_integer_value(json_object_get(meta, "applied"));
-  run->samples = json_integer_value(json_object_get(meta, "samples"));
-  run->tokens_read = json_integer_value(json_object_get(meta, "tokens"));
-  return run->update == checkpoint_update(k) && run->applied >= 0 && run->applied <= run->update && run->samples >= 0 &&
-         run->samples <= INT64_MAX / 4 / run->config.train.seq_len && run->tokens_read >= run->samples &&
-         run->tokens_read <= INT64_MAX / 4 &&
-         detector_from_json(&run->divergence.loss, json_object_get(meta, "loss_window")) &&
-         detector_from_json(&run->divergence.grad_norm, json_object_get(meta, "grad_norm_window"));
-}
-
-bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e) {
-  json_error_t where;
-  json_t *meta = json_loads(checkpoint_meta(k), 0, &where);
-  if (!meta)
-    return error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta is not JSON: %s", checkpoint_path(k), where.text);
-  struct hash digest = {0};
-  bool good = json_integer_value(json_object_get(meta, "format")) == META_FORMAT &&
-              hash_from_json(json_object_get(meta, "train_digest"), &digest) &&
-              hash_from_json(json_object_get(meta, "init_hash"), &run->init_hash);
-  if (!good) {
-    error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta of another format", checkpoint_path(k));
-  } else if (!hash_equal(digest, stream_info(run->train)->digest)) {
-    char was[HASH_TEXT], is[HASH_TEXT];
-    hash_text(digest, was);
-    hash_text(stream_info(run->train)->digest, is);
-    if (run->config.data.allow_change) {
-      if (run->rank == 0) log_warning("the training stream changed: digest %s -> %s (data.allow_change)", was, is);
-    } else {
-      good = error_set(e, ERROR_DATA, "the training stream %s is not the one this run read: digest %s, now %s",
-                       run->config.data.train, was, is);
-      error_hint(e, "restore the stream, or allow it with --set data.allow_change=true");
-    }
-  }
-  good = good && match_samples(k, run->config_text, run->config.data.allow_change, run->rank == 0, e);
-  if (good && !counters_from_json(run, k, meta))
-    good = error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta holds impossible counts", checkpoint_path(k));
-  json_decref(meta);
-  return good;
-}
-
-/* What rank 0 opened, for the others: its path, "" where there is none. */
-static bool share(struct run *run, bool good, struct checkpoint **k, struct error *e) {
-  char chosen[STORE_PATH] = "";
-  if (!comm_agree(run->comm, good, e)) return false;
-  if (*k) snprintf(chosen, sizeof chosen, "%s", checkpoint_path(*k));
-  if (!comm_broadcast(run->comm, chosen, sizeof chosen, 0, e)) return false;
-  if (run->rank != 0 && chosen[0]) {
-    *k = checkpoint_open(chosen, false, e);
-    good = *k != NULL;
-  }
-  return comm_agree(run->comm, good, e);
-}
-
-/* A living run may remove the step that rank 0 chose before the others have
- * opened it: then there is a newer one, and rank 0 chooses again. */
-struct checkpoint *state_find_together(struct run *run, const char *path, struct error *e) {
-  enum { ATTEMPTS = 8 };
-  for (int i = 0; i < ATTEMPTS; i++) {
-    struct checkpoint *k = run->rank == 0 ? state_find(path, e) : NULL;
-    int64_t found = k != NULL;
-    struct error unheard;
-    const bool shared = share(run, run->rank != 0 || k != NULL, &k, e);
-    if (shared) return k;
-    checkpoint_close(k);
-    if (!comm_or_i64(run->comm, &found, 1, &unheard) || !found) break; /* nothing to choose from */
-  }
-  return NULL;
-}
-
-struct checkpoint *state_find(const char *path, struct error *e) {
-  char inner[1200];
-  if (!store_path_fits(path, e)) return NULL;
-  snprintf(inner, sizeof inner, "%s/manifest.json", path);
-  if (file_exists(inner)) return checkpoint_open(path, true, e);
-  state_folder(path, inner, sizeof inner);
-  e->code = ERROR_NONE;
-  struct checkpoint *k = checkpoint_open_newest(file_exists(inner) ? inner : path, e);
-  if (!k && e->code == ERROR_NONE) error_set(e, ERROR_CHECKPOINT, "there is no checkpoint in %s", path);
-  return k;
-}
-
-char *state_saved_config(const struct checkpoint *k, struct error *e) {
-  json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
-  const char *text = json_string_value(json_object_get(meta, "config"));
-  char *copy = text ? strdup(text) : NULL;
-  if (!copy) error_set(e, ERROR_CHECKPOINT, "checkpoint %s carries no configuration", checkpoint_path(k));
-  json_decref(meta);
-  return copy;
-}
-
-/* Rank 0 chooses; the others open what it chose. */
-static bool choose(struct run *run, enum resume_kind kind, const char *path, struct checkpoint **out, struct error *e) {
-  char folder[1024];
-  state_folder(run->config.run.folder, folder, sizeof folder);
-  *out = NULL;
-  bool good = true;
-  if (run->rank == 0) {
-    char steps[256];
-    checkpoint_list(folder, steps, sizeof steps);
-    if (kind == RESUME_PATH) {
-      *out = checkpoint_open(path, true, e);
-      good = *out != NULL;
-      if (!good && steps[0]) error_hint(e, "%s holds: %s", folder, steps);
-    } else if (kind == RESUME_AUTO) {
-      e->code = ERROR_NONE;
-      *out = checkpoint_open_newest(folder, e);
-      good = *out != NULL || e->code == ERROR_NONE;
-    } else if (steps[0]) {
-      good = error_set(e, ERROR_CONFIG, "--resume none, but %s holds checkpoints: %s", folder, steps);
-      error_hint(e, "choose another run.folder, or remove that one");
-    }
-  }
-  return share(run, good, out, e);
-}
-
 static void log_changes(const struct run *run, const struct checkpoint *k) {
   struct error none;
   char *saved = state_saved_config(k, &none);
@@ -437,7 +260,7 @@ static bool same_constants(const struct run *run, const struct checkpoint *k, st
 bool state_restore(struct run *run, enum resume_kind kind, const char *path, bool *resumed, struct error *e) {
   struct checkpoint *k;
   *resumed = false;
-  bool good = choose(run, kind, path, &k, e);
+  bool good = state_choose(run, kind, path, &k, e);
   if (k) {
     good = good && comm_agree(run->comm, same_constants(run, k, e) && read_weights(run, k, e) && read_moments(run, k, e) && state_read_counters(run, k, e), e);
     if (good) {

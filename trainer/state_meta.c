@@ -1,0 +1,120 @@
+/* The counters, the divergence windows, the configuration and the digests of a
+ * run, as a checkpoint's meta text, and back. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "trainer/constants.h"
+#include "trainer/match.h"
+#include "trainer/record.h"
+#include "trainer/state_parts.h"
+#include "trainer/version.h"
+
+enum { META_FORMAT = 1 };
+
+static json_t *detector_to_json(const struct detector *d) {
+  json_t *object = json_object(), *values = json_array();
+  record_integer(object, "window", d->window);
+  record_integer(object, "count", d->count);
+  for (int64_t i = 0; i < d->window && i < d->count; i++) json_array_append_new(values, json_real(d->value[i]));
+  json_object_set_new(object, "values", values);
+  return object;
+}
+
+/* False where the object is not one that detector_to_json makes. */
+static bool detector_from_json(struct detector *d, const json_t *object) {
+  const json_t *values = json_object_get(object, "values");
+  const int64_t window = json_integer_value(json_object_get(object, "window"));
+  const int64_t count = json_integer_value(json_object_get(object, "count"));
+  if (window < 2 || window > DETECTOR_WINDOW || count < 0 || !json_is_array(values) ||
+      (int64_t)json_array_size(values) != (count < window ? count : window))
+    return false;
+  for (size_t i = 0; i < json_array_size(values); i++)
+    if (!json_is_number(json_array_get(values, i))) return false;
+  if (window != d->window) return true; /* another window: it fills anew */
+  d->count = count;
+  for (size_t i = 0; i < json_array_size(values); i++) d->value[i] = json_number_value(json_array_get(values, i));
+  return true;
+}
+
+char *state_meta(const struct run *run) {
+  json_t *meta = json_object();
+  record_integer(meta, "format", META_FORMAT);
+  record_integer(meta, "update", run->update);
+  record_integer(meta, "applied", run->applied);
+  record_integer(meta, "samples", run->samples);
+  record_integer(meta, "tokens", run->tokens_read);
+  record_integer(meta, "seed", run->config.run.seed);
+  record_integer(meta, "world", run->world);
+  record_text(meta, "route", run->config.route.name);
+  record_text(meta, "build", version_build());
+  record_text(meta, "config", run->config_text);
+  record_hash(meta, "config_hash", run->config_hash);
+  record_hash(meta, "init_hash", run->init_hash);
+  record_hash(meta, "train_digest", stream_info(run->train)->digest);
+  json_object_set_new(meta, "route_constants", constants_make(&run->config));
+  json_object_set_new(meta, "loss_window", detector_to_json(&run->divergence.loss));
+  json_object_set_new(meta, "grad_norm_window", detector_to_json(&run->divergence.grad_norm));
+  char *text = record_dump(meta);
+  json_decref(meta);
+  return text;
+}
+
+static bool hash_from_json(const json_t *value, struct hash *out) {
+  const char *text = json_string_value(value);
+  return text && sscanf(text, "%16" SCNx64 "%16" SCNx64, &out->high, &out->low) == 2;
+}
+
+static bool counters_from_json(struct run *run, const struct checkpoint *k, const json_t *meta) {
+  run->update = json_integer_value(json_object_get(meta, "update"));
+  run->applied = json_integer_value(json_object_get(meta, "applied"));
+  run->samples = json_integer_value(json_object_get(meta, "samples"));
+  run->tokens_read = json_integer_value(json_object_get(meta, "tokens"));
+  return run->update == checkpoint_update(k) && run->applied >= 0 && run->applied <= run->update && run->samples >= 0 &&
+         run->samples <= INT64_MAX / 4 / run->config.train.seq_len && run->tokens_read >= run->samples &&
+         run->tokens_read <= INT64_MAX / 4 &&
+         detector_from_json(&run->divergence.loss, json_object_get(meta, "loss_window")) &&
+         detector_from_json(&run->divergence.grad_norm, json_object_get(meta, "grad_norm_window"));
+}
+
+bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e) {
+  json_error_t where;
+  json_t *meta = json_loads(checkpoint_meta(k), 0, &where);
+  if (!meta)
+    return error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta is not JSON: %s", checkpoint_path(k), where.text);
+  struct hash digest = {0};
+  bool good = json_integer_value(json_object_get(meta, "format")) == META_FORMAT &&
+              hash_from_json(json_object_get(meta, "train_digest"), &digest) &&
+              hash_from_json(json_object_get(meta, "init_hash"), &run->init_hash);
+  if (!good) {
+    error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta of another format", checkpoint_path(k));
+  } else if (!hash_equal(digest, stream_info(run->train)->digest)) {
+    char was[HASH_TEXT], is[HASH_TEXT];
+    hash_text(digest, was);
+    hash_text(stream_info(run->train)->digest, is);
+    if (run->config.data.allow_change) {
+      if (run->rank == 0) log_warning("the training stream changed: digest %s -> %s (data.allow_change)", was, is);
+    } else {
+      good = error_set(e, ERROR_DATA, "the training stream %s is not the one this run read: digest %s, now %s",
+                       run->config.data.train, was, is);
+      error_hint(e, "restore the stream, or allow it with --set data.allow_change=true");
+    }
+  }
+  good = good && match_samples(k, run->config_text, run->config.data.allow_change, run->rank == 0, e);
+  if (good && !counters_from_json(run, k, meta))
+    good = error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta holds impossible counts", checkpoint_path(k));
+  json_decref(meta);
+  return good;
+}
+
+char *state_saved_config(const struct checkpoint *k, struct error *e) {
+  json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
+  const char *text = json_string_value(json_object_get(meta, "config"));
+  char *copy = text ? strdup(text) : NULL;
+  if (!copy) error_set(e, ERROR_CHECKPOINT, "checkpoint %s carries no configuration", checkpoint_path(k));
+  json_decref(meta);
+  return copy;
+}
