@@ -87,7 +87,7 @@ def test_keys():
                     continue
                 seen += 1
                 check(key in known or any(k.startswith(key + ".") for k in known), f"{page}: there is no key {key}", line)
-    check(seen > 40, f"only {seen} keys were found")
+    check(seen > 20, f"only {seen} keys were found")
 
 
 def test_files():
