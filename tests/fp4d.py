@@ -221,6 +221,20 @@ def words(settings):
     return out
 
 
+def built_in_routes():
+    """Names of the table of routes, as docs/config.md lists them."""
+    with open(os.path.join(ROOT, "docs", "config.md")) as f:
+        return re.findall(r"`([^`]+)`", f.read().split("## Values of route\n")[1].split("\n## ")[0])
+
+
+def route_settings(route):
+    """A built-in route in a shape that all of them fit."""
+    return {"model.hidden_size": 128, "model.ffn_size": 256, "train.seq_len": 128, "train.global_batch": 4, "train.updates": 4,
+            "optimizer.warmup_updates": 1, "validation.samples": 2, "route": route,
+            "train.param_dtype": "fp32" if route == "fp32" else "bf16",
+            "model.n_layers": 6 if re.search(r"last4|27-5", route) else 2}
+
+
 class Place:
     """A temporary folder with prepared streams and a configuration, tiny.yaml.
 

@@ -16,7 +16,7 @@ import sys
 import time
 
 from fp4d import (CHECKPOINT, COMMUNICATION, CONFIG, DIVERGED, DONE, ENVIRONMENT, PREEMPTED, PROGRAM, SYSTEM, Job, Place,
-                  Skipped, Wrong, check, launcher, main, same, words)
+                  Skipped, Wrong, built_in_routes, check, launcher, main, route_settings, same, words)
 
 EVERY = {"checkpoint.every": 1, "checkpoint.keep": 0}
 SHORT = {"limits.heartbeat_s": 3}
@@ -110,6 +110,21 @@ def test_spike_of_one_rank():
     out, codes = each_rank("spike-halt", {**settings, "divergence.grad_norm": "halt"}, 2)
     check(codes == [DIVERGED, DIVERGED] and place.steps("spike-halt")[-1] == 8, f"exit codes {codes}", out.text)
     place.train("spike-record", {**settings, "divergence.grad_norm": "record"}, 2).expect(DONE, r"update 9 applied: gradient norm")
+
+
+def test_overflow_in_every_route():
+    """Without a planted fault: a step of 100 makes parameters whose products overflow in the next forward."""
+    wild = {"optimizer.lr": 100, "optimizer.min_lr": 0, "optimizer.schedule": "constant", "optimizer.warmup_updates": 0,
+            "optimizer.weight_decay": 1}
+    for i, route in enumerate(built_in_routes()):
+        settings, name, np = {**EVERY, **route_settings(route), **wild}, "wild-" + route.replace("/", "-"), 0 if i % 4 else 2
+        out = place.train(name, settings, np)
+        out.expect(DIVERGED, r"error: update 2: \d+ non-finite gradient elements, first in \S+ \(no parameter was changed")
+        check(place.steps(name) == [1] and place.lines(name, "update")[-1]["verdict"] == "halted", f"{name}: the halt is on record")
+        out = place.train(name + "-skip", {**settings, "divergence.nonfinite": "skip"}, np)
+        out.expect(DONE, r"update 2 skipped: \d+ non-finite gradient elements, first in ", r"update 4 skipped: ")
+        check([r["verdict"] for r in place.lines(name + "-skip", "update")] == ["applied"] + 3 * ["skipped"], f"{name}: verdicts")
+        same(place.tensors(name, 1), place.tensors(name + "-skip", 4), name + ": tensors after three skipped updates")
 
 
 # ---- ranks that die or stall ------------------------------------------------

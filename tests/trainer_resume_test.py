@@ -11,8 +11,8 @@ import re
 import shutil
 import sys
 
-from fp4d import (BATCH, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, PREEMPTED, ROOT, SEQ, Place, Skipped, check, main, near, same,
-                  words)
+from fp4d import (BATCH, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, PREEMPTED, ROOT, SEQ, Place, Skipped, built_in_routes, check, main, near,
+                  route_settings, same, words)
 
 ROUTES = {"fp32": {"route": "fp32", "train.param_dtype": "fp32"},
           "bf16": {"route": "bf16"},
@@ -128,14 +128,8 @@ def test_resume_in_another_world():
     check(len(evaluated) == 1, "one evaluation in every world", "\n".join(evaluated))
 
 
-# Every built-in route, in shapes that all of them fit.
-WIDE = {"model.hidden_size": 128, "model.ffn_size": 256, "train.seq_len": 128, "train.global_batch": 4, "train.updates": 4,
-        "optimizer.warmup_updates": 1, "validation.samples": 2}
-
-
 def every_route(route):
-    settings = {**WIDE, "route": route, "train.param_dtype": "fp32" if route == "fp32" else "bf16",
-                "model.n_layers": 6 if re.search(r"last4|27-5", route) else 2}
+    settings = route_settings(route)
     out = place.command("check", "tiny.yaml", *words({**settings, "run.folder": "unused"}))
     if out.code == DEVICE:
         raise Skipped(re.search(r"PROBLEM +route +(.*)", out.text).group(1))
@@ -153,11 +147,6 @@ def every_route(route):
     check(alone["batch_hash"] == two["batch_hash"], "the same samples")
     near([float(two["loss"])], [float(alone["loss"])], 1e-6, "first loss of two ranks")
     near([float(two["grad_norm"])], [float(alone["grad_norm"])], 1e-5, "first norm of two ranks")
-
-
-def built_in_routes():
-    with open(os.path.join(ROOT, "docs", "config.md")) as f:
-        return re.findall(r"`([^`]+)`", f.read().split("## Values of route\n")[1].split("\n## ")[0])
 
 
 for name in built_in_routes():
