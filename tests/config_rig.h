@@ -2,10 +2,10 @@
 #ifndef FP4D_TESTS_CONFIG_RIG_H
 #define FP4D_TESTS_CONFIG_RIG_H
 
-#include <math.h>
 #include <stdlib.h>
 
 #include "base/file.h"
+#include "tests/random.h"
 #include "tests/test.h"
 #include "trainer/config.h"
 #include "trainer/options.h"
@@ -35,11 +35,7 @@ static inline bool same_linear(const struct linear_route *a, const struct linear
   return true;
 }
 
-/* Random numbers of the tests' own, below n. */
-static uint64_t state = 12345;
-static inline uint64_t draw(uint64_t n) {
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  return (state >> 33) % n;
-}
+/* A random number below n. */
+static inline uint64_t draw(uint64_t n) { return next() % n; }
 
 #endif

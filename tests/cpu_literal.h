@@ -6,16 +6,9 @@
 
 #include "base/checked.h"
 #include "tests/cpu_device.h"
+#include "tests/random.h"
 
-/* ---- random numbers of the tests' own ------------------------------------------ */
-
-static uint64_t state = 1;
-static inline uint32_t next(void) {
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(state >> 32);
-}
-static inline double uniform(void) { return (next() + .5) * 0x1p-32; }
-static inline double normal(void) { return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()); }
+/* ---- values ------------------------------------------------------------------------- */
 
 enum { KINDS = 11 };
 

@@ -180,9 +180,9 @@ TEST(against_the_model) {
     for (int kind = 0; kind < QUANTISE_KINDS; kind++) {
       const int64_t rows = shapes[s][0], cols = shapes[s][1];
       struct matrix z = quantise_source(rows, cols, kind);
-      struct draw draw = {.seed = ((uint64_t)quantise_next() << 32) | quantise_next(), .update = quantise_next() % 1000};
-      draw.first_sample = ((uint64_t)quantise_next() << 8) & 0xFFFFFFFFFF;
-      draw.layer = 3, draw.operand = 2, draw.seq_len = 16 * (1 + quantise_next() % 9);
+      struct draw draw = {.seed = ((uint64_t)next() << 32) | next(), .update = next() % 1000};
+      draw.first_sample = ((uint64_t)next() << 8) & 0xFFFFFFFFFF;
+      draw.layer = 3, draw.operand = 2, draw.seq_len = 16 * (1 + next() % 9);
       for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
         const struct encoding *r = pairs[i][0], *c = pairs[i][1];
         const int64_t unit = r->hadamard == HADAMARD_SIGNED_32 ? 32 : 16;

@@ -6,34 +6,24 @@
 #include "base/checked.h"
 #include "kernels/hadamard.h"
 #include "tests/cpu_device.h"
-
-static uint64_t quantise_state = 1;
-static inline uint32_t quantise_next(void) {
-  quantise_state = quantise_state * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(quantise_state >> 32);
-}
-static inline double quantise_uniform(void) { return (quantise_next() + .5) * 0x1p-32; }
-static inline double quantise_normal(void) {
-  double u = quantise_uniform();
-  return sqrt(-2 * log(u)) * cos(6.283185307179586 * quantise_uniform());
-}
+#include "tests/random.h"
 
 enum { QUANTISE_KINDS = 10, QUANTISE_FINITE_KINDS = 8 };
 
 /* A BF16 of one of several kinds; the last two have NaNs and infinities. */
 static inline uint16_t quantise_value(int kind) {
-  const double g = quantise_normal();
+  const double g = normal();
   switch (kind) {
     case 0: return bf16_encode((float)g);
     case 1: return bf16_encode((float)(g * 1e-12));
-    case 2: return (uint16_t)((quantise_next() & 0x8000) | (0x7C00 + quantise_next() % 0x380)); /* huge */
-    case 3: return (uint16_t)((quantise_next() & 0x8000) | (quantise_next() & 0xFF));           /* subnormal */
-    case 4: return (uint16_t)(quantise_next() & 0x8000);                                        /* zeros */
-    case 5: return bf16_encode((float)(g * exp(4 * quantise_normal())));
-    case 6: return bf16_encode((float)ldexp(1 + .5 * (quantise_next() % 2), (int)(quantise_next() % 40) - 20));
-    case 7: return (uint16_t)(quantise_next() % 40 ? quantise_next() & 0x8000 : bf16_encode((float)g));
-    case 8: return (uint16_t)(quantise_next() % 300 ? bf16_encode((float)g) : 0x7F80 | (quantise_next() & 0x8040));
-    default: return (uint16_t)quantise_next();
+    case 2: return (uint16_t)((next() & 0x8000) | (0x7C00 + next() % 0x380)); /* huge */
+    case 3: return (uint16_t)((next() & 0x8000) | (next() & 0xFF));           /* subnormal */
+    case 4: return (uint16_t)(next() & 0x8000);                                        /* zeros */
+    case 5: return bf16_encode((float)(g * exp(4 * normal())));
+    case 6: return bf16_encode((float)ldexp(1 + .5 * (next() % 2), (int)(next() % 40) - 20));
+    case 7: return (uint16_t)(next() % 40 ? next() & 0x8000 : bf16_encode((float)g));
+    case 8: return (uint16_t)(next() % 300 ? bf16_encode((float)g) : 0x7F80 | (next() & 0x8040));
+    default: return (uint16_t)next();
   }
 }
 

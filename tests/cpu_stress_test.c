@@ -56,7 +56,7 @@ static struct matrix summed(const struct operand *o) {
 
 static struct matrix normals(void) {
   struct matrix m = test_matrix(DTYPE_BF16, ROWS, COLS);
-  for (int64_t i = 0; i < ROWS * COLS; i++) test_set(&m, i, quantise_normal());
+  for (int64_t i = 0; i < ROWS * COLS; i++) test_set(&m, i, normal());
   return m;
 }
 

@@ -149,7 +149,7 @@ TEST(mxfp4_against_the_model) {
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
     for (int kind = 0; kind < QUANTISE_KINDS; kind++) {
       struct matrix z = quantise_source(shapes[s][0], shapes[s][1], kind);
-      struct draw draw = {.seed = quantise_next(), .seq_len = 1 + quantise_next() % 70, .operand = 3, .layer = 2};
+      struct draw draw = {.seed = next(), .seq_len = 1 + next() % 70, .operand = 3, .layer = 2};
       for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
         struct quantise_counts counts[2] = {{0}}, want;
         struct operand row = {0}, column = {0};
