@@ -21,6 +21,7 @@
 # after about two seconds: too early for a checkpoint, so TERM goes on as USR2.
 # The exit code is fp4d's (docs/operations.md).
 set -u
+. "$(dirname "$(readlink -f "$0")")/wait.sh" || exit 71
 
 [ $# -gt 0 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 64; }
 
@@ -51,13 +52,5 @@ job=$!
 set +m
 [ -z "$early" ] || kill "-$early" "$job"
 
-while :; do
-  interrupted=''
-  wait "$job"
-  result=$?
-  [ "$result" -ne 127 ] || [ -z "${code:-}" ] || break # already waited for
-  code=$result
-  # Above 128 after a signal: `wait` ended, not mpirun.
-  if [ -z "$interrupted" ] || [ "$code" -le 128 ]; then break; fi
-done
+wait_for_job
 exit "$code"

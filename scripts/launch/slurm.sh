@@ -22,6 +22,7 @@ set -u
 
 [ $# -gt 0 ] || { echo "usage: sbatch scripts/launch/slurm.sh CONFIG [...]" >&2; exit 64; }
 cd "${SLURM_SUBMIT_DIR:?this script runs under sbatch}" || exit 71
+. scripts/launch/wait.sh || exit 71
 
 echo "fp4d: job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0}, $(date -u +%FT%TZ)"
 
@@ -33,15 +34,7 @@ trap 'interrupted=1; [ -z "$job" ] || kill -USR2 "$job" 2> /dev/null' USR1 USR2 
 scripts/launch/mpirun.sh train "$@" &
 job=$!
 
-while :; do
-  interrupted=''
-  wait "$job"
-  result=$?
-  [ "$result" -ne 127 ] || [ -z "${code:-}" ] || break # already waited for
-  code=$result
-  # Above 128 after a signal: `wait` ended, not the job.
-  if [ -z "$interrupted" ] || [ "$code" -le 128 ]; then break; fi
-done
+wait_for_job
 
 echo "fp4d: exit code $code, $(date -u +%FT%TZ)"
 if [ "$code" -eq 75 ]; then
