@@ -181,15 +181,16 @@ TEST(exact_on_exact_data) {
 
 /* The column view of m after the transform, as a plain matrix. */
 static struct matrix transformed(const struct matrix *m, enum hadamard h) {
-  const struct operand o = {.encoding = {.hadamard = h}, .view = VIEW_COLUMN, .rows = m->cols, .cols = m->rows};
   struct matrix t = test_matrix(DTYPE_BF16, m->cols, m->rows);
-  uint16_t bits[PANEL_ROWS * PANEL_COLS];
-  for (int64_t r = 0; r < t.rows; r += PANEL_ROWS)
-    for (int64_t c = 0; c < t.cols; c += PANEL_COLS) {
-      const int64_t cols = t.cols - c < PANEL_COLS ? t.cols - c : PANEL_COLS;
-      panel_load(bits, m, &o, r, PANEL_ROWS, c, cols);
-      for (int64_t i = 0; i < PANEL_ROWS; i++)
-        memcpy((uint16_t *)t.data + (r + i) * t.cols + c, bits + i * PANEL_COLS, (size_t)cols * sizeof *bits);
+  uint16_t bits[PANEL_ELEMENTS];
+  struct panel p = {.rows = PANEL_ROWS};
+  for (; p.first_row < t.rows; p.first_row += PANEL_ROWS)
+    for (p.first_col = 0; p.first_col < t.cols; p.first_col += PANEL_COLS) {
+      p.cols = t.cols - p.first_col < PANEL_COLS ? t.cols - p.first_col : PANEL_COLS;
+      panels_load(bits, m, VIEW_COLUMN, h, &p);
+      for (int64_t r = 0; r < PANEL_ROWS; r++)
+        for (int64_t c = 0; c < p.cols; c++)
+          ((uint16_t *)t.data)[(p.first_row + r) * t.cols + p.first_col + c] = bits[c * PANEL_ROWS + r];
     }
   return t;
 }

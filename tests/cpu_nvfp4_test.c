@@ -243,7 +243,7 @@ TEST(encoders) {
   int64_t wrong = 0;
   for (uint64_t u = 0; u < 0x80000000u; u += 2311) {
     const float t = f32_from_bits((uint32_t)u);
-    const uint32_t field = (uint32_t)(u * 2654435761u) >> 16;
+    const uint16_t field = (uint16_t)((uint32_t)(u * 2654435761u) >> 16);
     wrong += codes_nearest(t) != (e2m1_encode(t) & 7) || codes_stochastic(t, field) != (e2m1_encode_stochastic(t, field) & 7);
     if (u <= 0x7F7FFFFF) wrong += nvfp4_scale_code(t) != e4m3_encode(t);
   }
@@ -262,7 +262,7 @@ TEST(encoders) {
   for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
     double sum = 0;
     for (uint32_t r = 0; r < 65536; r++) {
-      const uint32_t code = codes_stochastic(of[i].t, r);
+      const uint32_t code = codes_stochastic(of[i].t, (uint16_t)r);
       wrong += code != e2m1_encode_stochastic(of[i].t, r);
       sum += (double)e2m1_decode(code);
     }

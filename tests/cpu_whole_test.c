@@ -20,6 +20,10 @@ static struct device *dev[3];
 
 /* ---- panels ------------------------------------------------------------------------------ */
 
+static uint16_t at_panel(const uint16_t *bits, int64_t r, int64_t c) {
+  return bits[r / PANEL_ROWS * PANEL_ELEMENTS + c * PANEL_ROWS + r % PANEL_ROWS];
+}
+
 TEST(panels) {
   static const int64_t shapes[][2] = {{32, 32}, {64, 160}, {96, 37}, {5, 416}, {288, 16}, {128, 128}, {160, 1}};
   int64_t wrong = 0;
@@ -33,15 +37,18 @@ TEST(panels) {
           o.rows = v ? z.cols : z.rows;
           o.cols = v ? z.rows : z.cols;
           if (o.cols % 32 == 0) {
-            uint16_t *view = quantise_view(&o, &z), bits[PANEL_ROWS * PANEL_COLS];
+            uint16_t *view = quantise_view(&o, &z), bits[PANELS_MOST * PANEL_ELEMENTS];
             uint32_t amax = 0;
-            for (int64_t r = 0; r < o.rows; r += PANEL_ROWS)
+            const int64_t most = (1 + (int64_t)(test_uniform(s, kind) * PANELS_MOST)) * PANEL_ROWS;
+            for (int64_t r = 0; r < o.rows; r += most)
               for (int64_t c = 0; c < o.cols; c += PANEL_COLS) {
-                const int64_t rows = o.rows - r < PANEL_ROWS ? o.rows - r : PANEL_ROWS;
+                const int64_t rows = o.rows - r < most ? o.rows - r : most;
                 const int64_t cols = o.cols - c < PANEL_COLS ? o.cols - c : PANEL_COLS;
-                panel_load(bits, &z, &o, r, rows, c, cols);
-                for (int64_t i = 0; i < rows; i++)
-                  for (int64_t j = 0; j < cols; j++) wrong += bits[i * PANEL_COLS + j] != view[(r + i) * o.cols + c + j];
+                panels_load(bits, &z, o.view, o.encoding.hadamard, &(struct panel){r, rows, c, cols});
+                for (int64_t i = 0; i < round_up(rows, PANEL_ROWS); i++)
+                  for (int64_t j = 0; j < cols; j++)
+                    wrong += i < rows ? at_panel(bits, i, j) != view[(r + i) * o.cols + c + j]
+                                      : (at_panel(bits, i, j) & 0x7FFF) != 0;
               }
             amax = quantise_amax(view, o.rows * o.cols);
             wrong += view_amax(cpu_of(dev[1]), &o, &z) != amax;
@@ -62,26 +69,23 @@ TEST(transforms) {
   struct matrix z = test_matrix(DTYPE_BF16, 32, 16);
   for (int i = 0; i < 32; i++)
     for (int c = 0; c < 16; c++) test_set(&z, i * 16 + c, c % 2 ? i + 1 : -(i + 1));
-  uint16_t bits[PANEL_ROWS * PANEL_COLS];
+  uint16_t bits[PANEL_ELEMENTS];
+  const struct panel all = {0, 16, 0, 32};
   for (int h = HADAMARD_PLAIN_16; h <= HADAMARD_SIGNED_32; h++) {
-    struct operand o = {.view = VIEW_COLUMN, .rows = 16, .cols = 32};
-    o.encoding.hadamard = (enum hadamard)h;
-    panel_load(bits, &z, &o, 0, 16, 0, 32);
+    panels_load(bits, &z, VIEW_COLUMN, (enum hadamard)h, &all);
     for (int i = 0; i < (h == HADAMARD_SIGNED_32 ? 23 : 16); i++) {
       const float want = h == HADAMARD_PLAIN_16    ? plain_16[i]
                          : h == HADAMARD_SIGNED_16 ? signed_16[i]
                                                    : signed_32[i] * 0.176776695f;
-      CHECK_EQ_I64(bits[PANEL_COLS + i], bf16_encode(want));
-      CHECK_EQ_I64(bits[i], bf16_encode(0.0f - want));
+      CHECK_EQ_I64(at_panel(bits, 1, i), bf16_encode(want));
+      CHECK_EQ_I64(at_panel(bits, 0, i), bf16_encode(0.0f - want));
     }
   }
   /* y_i = sum_j (-1)^popcount(i & j) s_j x_j / sqrt(n) */
   struct matrix x = quantise_source(32, 16, 0);
   for (int h = HADAMARD_PLAIN_16; h <= HADAMARD_SIGNED_32; h++) {
     const int n = h == HADAMARD_SIGNED_32 ? 32 : 16;
-    struct operand o = {.view = VIEW_COLUMN, .rows = 16, .cols = 32};
-    o.encoding.hadamard = (enum hadamard)h;
-    panel_load(bits, &x, &o, 0, 16, 0, 32);
+    panels_load(bits, &x, VIEW_COLUMN, (enum hadamard)h, &all);
     for (int r = 0; r < 16; r++)
       for (int i = 0; i < 32; i++) {
         double y = 0;
@@ -90,8 +94,8 @@ TEST(transforms) {
           y += test_get(&x, j * 16 + r) * (minus != (__builtin_popcount((unsigned)((i % n) & (j % n))) % 2 == 1) ? -1 : 1);
         }
         y /= sqrt(n);
-        if (fabs((double)bf16_decode(bits[r * PANEL_COLS + i]) - y) > 0x1p-8 * fabs(y) + 1e-6)
-          FAIL("h %d (%d, %d): %g, expected %g", h, r, i, (double)bf16_decode(bits[r * PANEL_COLS + i]), y);
+        if (fabs((double)bf16_decode(at_panel(bits, r, i)) - y) > 0x1p-8 * fabs(y) + 1e-6)
+          FAIL("h %d (%d, %d): %g, expected %g", h, r, i, (double)bf16_decode(at_panel(bits, r, i)), y);
       }
   }
   free(x.data);

@@ -2,19 +2,19 @@
  * has its scale and its encode factor.
  *
  * A panel has PANEL_COLS / block blocks a row; blocks of the arrays below stand
- * at [row * (PANEL_COLS / block) + place].
+ * at [place * PANEL_ROWS + row], rows side by side as elements do.
  */
 #ifndef FP4D_KERNELS_CPU_BLOCKS_H
 #define FP4D_KERNELS_CPU_BLOCKS_H
 
 #include "kernels/cpu/whole.h"
 
-enum { PANEL_ELEMENTS = PANEL_ROWS * PANEL_COLS, PANEL_BLOCKS_MOST = PANEL_ELEMENTS / 16 };
+enum { PANEL_BLOCKS_MOST = PANEL_ELEMENTS / 16 };
 
 /* amax[] of the panel's blocks, as BF16 bits; `tiled`: of 16 rows together, the same for each. */
 void blocks_amax(uint16_t *amax, const uint16_t *bits, const struct panel *p, int block, bool tiled);
 
-/* The random fields of a panel, field[r * PANEL_COLS + c]. */
+/* The random fields of a panel, field[c * PANEL_ROWS + r]. */
 void blocks_draw(uint16_t *field, const struct operand *o, const struct panel *p, const struct draw *draw);
 
 struct panel_blocks {

@@ -77,8 +77,12 @@ static void quantise_piece(const struct emission *out, const struct mxfp4_piece 
   if (tiled(row) || tiled(column))
     mxfp4_quantise_tiles(tiled(row) ? row : NULL, tiled(column) ? column : NULL, p, &counts[VIEW_ROW],
                          &counts[VIEW_COLUMN]);
-  if (row && !tiled(row))
-    mxfp4_quantise_rows(row, p, row->encoding.rounding == ROUND_STOCHASTIC ? &out->draw : NULL, &counts[VIEW_ROW]);
+  if (row && !tiled(row)) {
+    if (row->encoding.rounding == ROUND_STOCHASTIC)
+      mxfp4_draw_rows(row, p, &out->draw, &counts[VIEW_ROW]);
+    else
+      mxfp4_quantise_rows(row, p, &counts[VIEW_ROW]);
+  }
   if (column && !tiled(column)) mxfp4_quantise_columns(column, p, &counts[VIEW_COLUMN]);
 }
 

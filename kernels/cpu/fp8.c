@@ -8,7 +8,6 @@
  * everything decodes to what is not finite.
  */
 #include <float.h>
-#include <string.h>
 
 #include "base/checked.h"
 #include "kernels/cpu/whole.h"
@@ -19,7 +18,7 @@
 #define LARGEST_E4M3 448.0f
 #define LARGEST_E5M2 57344.0f
 
-enum { BITS_INFINITE = 0x7F80, LANES = 64 };
+enum { BITS_INFINITE = 0x7F80, LANES = PANEL_ROWS, GROUP = 2 /* panels */ };
 
 struct factor {
   float scale, outer;
@@ -37,59 +36,59 @@ static struct factor factor_of(uint16_t amax, float largest) {
 /* A panel's counts, at most 128 a lane. */
 struct lanes {
   uint32_t saturated[LANES], underflowed[LANES];
-  uint16_t amax[LANES]; /* of the finite elements */
 };
 
-INLINE void encode_lanes(uint8_t *restrict codes, const uint16_t *restrict z, int n, float scale, bool e4m3,
-                         struct lanes *restrict lanes) {
+/* Words of two codes; scale: of each row. */
+INLINE void encode_pairs(uint16_t *restrict word, const uint16_t *restrict z, int64_t pairs, const float *restrict scale,
+                         bool e4m3, struct lanes *restrict lanes) {
   const float largest = e4m3 ? LARGEST_E4M3 : LARGEST_E5M2;
-  for (int i = 0; i < n; i++) {
-    const float x = bf16_decode(z[i]) * scale;
-    const uint32_t code = e4m3 ? e4m3_encode(x) : e5m2_encode(x);
-    codes[i] = (uint8_t)code;
-    const uint16_t a = z[i] & 0x7FFF, finite = a < BITS_INFINITE ? a : 0;
-    lanes->amax[i] = finite > lanes->amax[i] ? finite : lanes->amax[i];
-    lanes->saturated[i] += (f32_bits(x) & 0x7FFFFFFFu) > f32_bits(largest);
-    lanes->underflowed[i] += (a != 0) & ((code & 0x7F) == 0);
-  }
+  for (int64_t q = 0; q < pairs; q++, word += LANES, z += 2 * LANES)
+    for (int r = 0; r < LANES; r++) {
+      uint32_t codes = 0, saturated = 0, underflowed = 0;
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; i++) {
+        const float x = bf16_decode(z[i * LANES + r]) * scale[r];
+        const uint32_t code = e4m3 ? e4m3_encode(x) : e5m2_encode(x);
+        saturated += (f32_bits(x) & 0x7FFFFFFFu) > f32_bits(largest);
+        underflowed += ((z[i * LANES + r] & 0x7FFF) != 0) & ((code & 0x7F) == 0);
+        codes |= code << 8 * i;
+      }
+      word[r] = (uint16_t)codes;
+      lanes->saturated[r] += saturated;
+      lanes->underflowed[r] += underflowed;
+    }
 }
 
-INLINE void encode_rows(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits,
-                        const float *scale, bool e4m3, struct lanes *lanes) {
-  for (int64_t r = 0; r < p->rows; r++) __builtin_prefetch(codes + r * row_bytes, 1); /* lines far apart */
-  for (int64_t r = 0; r < p->rows; r++, codes += row_bytes, bits += PANEL_COLS) {
-    int64_t c = 0;
-    for (; c + LANES <= p->cols; c += LANES) encode_lanes(codes + c, bits + c, LANES, scale[r], e4m3, lanes);
-    for (; c < p->cols; c += 16) encode_lanes(codes + c, bits + c, 16, scale[r], e4m3, lanes);
-  }
+CPU_CLONES static void encode_e4m3(uint16_t *word, const uint16_t *z, int64_t pairs, const float *scale,
+                                   struct lanes *lanes) {
+  encode_pairs(word, z, pairs, scale, true, lanes);
 }
 
-CPU_CLONES static void encode_e4m3(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits,
-                                   const float *scale, struct lanes *lanes) {
-  encode_rows(codes, row_bytes, p, bits, scale, true, lanes);
+CPU_CLONES static void encode_e5m2(uint16_t *word, const uint16_t *z, int64_t pairs, const float *scale,
+                                   struct lanes *lanes) {
+  encode_pairs(word, z, pairs, scale, false, lanes);
 }
 
-CPU_CLONES static void encode_e5m2(uint8_t *codes, int64_t row_bytes, const struct panel *p, const uint16_t *bits,
-                                   const float *scale, struct lanes *lanes) {
-  encode_rows(codes, row_bytes, p, bits, scale, false, lanes);
-}
-
-/* scale: of each row */
 static void encode_panel(const struct operand *o, const uint16_t *bits, const struct panel *p, const float *scale,
                          struct quantise_counts *counts) {
-  struct lanes lanes = {{0}, {0}, {0}};
+  struct lanes lanes = {{0}, {0}};
+  uint16_t word[PANEL_ELEMENTS / 2];
   uint8_t *codes = o->codes + p->first_row * o->cols + p->first_col;
+  for (int64_t r = 0; r < p->rows; r++) { /* lines far apart */
+    __builtin_prefetch(codes + r * o->cols, 1);
+    __builtin_prefetch(codes + r * o->cols + 64, 1);
+  }
   if (o->encoding.format == FORMAT_E4M3)
-    encode_e4m3(codes, o->cols, p, bits, scale, &lanes);
+    encode_e4m3(word, bits, p->cols / 2, scale, &lanes);
   else
-    encode_e5m2(codes, o->cols, p, bits, scale, &lanes);
-  for (int i = 0; i < LANES; i++) {
-    counts->saturated += lanes.saturated[i];
-    counts->underflowed += lanes.underflowed[i];
-    const float amax = bf16_decode(lanes.amax[i]);
-    if (amax > counts->amax) counts->amax = amax;
+    encode_e5m2(word, bits, p->cols / 2, scale, &lanes);
+  panel_store(codes, o->cols, p->rows, word, p->cols / 2);
+  for (int r = 0; r < LANES; r++) {
+    counts->saturated += lanes.saturated[r];
+    counts->underflowed += lanes.underflowed[r];
   }
   counts->elements += p->rows * p->cols;
+  panel_count_amax(counts, panel_amax(bits, p), bits, p);
 }
 
 struct job {
@@ -109,27 +108,38 @@ static void count_factor(struct quantise_counts *counts, uint16_t amax) {
   counts->zero_blocks += amax == 0;
 }
 
+static int64_t at_most(int64_t n, int64_t most) { return n < most ? n : most; }
+
+static void raise_rows(uint16_t amax[PANEL_ROWS], const uint16_t *bits, int64_t cols) {
+  uint16_t of_16[PANEL_ELEMENTS / 16];
+  panel_amax_of_16(of_16, bits, cols / 16);
+  for (int64_t i = 0; i < cols / 16 * PANEL_ROWS; i++) {
+    uint16_t *a = &amax[i % PANEL_ROWS];
+    *a = of_16[i] > *a ? of_16[i] : *a;
+  }
+}
+
 /* Whole rows of the view: their factors, then their codes. */
 static void row_task(void *context, int64_t index, int worker) {
   (void)worker;
   const struct job *job = context;
   const struct operand *o = job->o;
-  uint16_t bits[PANEL_ROWS * PANEL_COLS], amax[PANEL_ROWS] = {0};
-  float scale[PANEL_ROWS];
+  uint16_t bits[GROUP * PANEL_ELEMENTS], amax[GROUP * PANEL_ROWS] = {0};
+  float scale[GROUP * PANEL_ROWS] = {0};
   struct quantise_counts counts = {0};
-  struct panel p = {.first_row = index * PANEL_ROWS};
-  p.rows = o->rows - p.first_row < PANEL_ROWS ? o->rows - p.first_row : PANEL_ROWS;
+  struct panel p = {.first_row = index * GROUP * PANEL_ROWS};
+  p.rows = at_most(o->rows - p.first_row, GROUP * PANEL_ROWS);
   for (int pass = 0; pass < 2; pass++) {
     for (p.first_col = 0; p.first_col < o->cols; p.first_col += PANEL_COLS) {
-      p.cols = o->cols - p.first_col < PANEL_COLS ? o->cols - p.first_col : PANEL_COLS;
-      panel_load(bits, job->source, o, p.first_row, p.rows, p.first_col, p.cols);
-      if (pass == 0)
-        for (int64_t r = 0; r < p.rows; r++) {
-          const uint16_t a = panel_amax(bits + r * PANEL_COLS, &(struct panel){.rows = 1, .cols = p.cols});
-          amax[r] = a > amax[r] ? a : amax[r];
-        }
-      else
-        encode_panel(o, bits, &p, scale, &counts);
+      p.cols = at_most(o->cols - p.first_col, PANEL_COLS);
+      panels_load(bits, job->source, o->view, o->encoding.hadamard, &p);
+      for (int64_t r = 0; r < p.rows; r += PANEL_ROWS) {
+        const struct panel part = {p.first_row + r, at_most(p.rows - r, PANEL_ROWS), p.first_col, p.cols};
+        if (pass == 0)
+          raise_rows(amax + r, bits + r * PANEL_COLS, p.cols);
+        else
+          encode_panel(o, bits + r * PANEL_COLS, &part, scale + r, &counts);
+      }
     }
     for (int64_t r = 0; pass == 0 && r < p.rows; r++) {
       const struct factor f = factor_of(amax[r], largest_code(o));
@@ -149,7 +159,7 @@ void fp8_quantise(struct cpu_device *d, const struct operand *o, const struct op
   struct job job = {.o = o, .source = source, .counts = counts};
   if (o->encoding.scale == SCALE_ROW) {
     CPU_REQUIRE(o->strip == 1 && o->segment == 0, "a factor a row is a strip of 1");
-    threads_run(d->threads, ceil_div(o->rows, PANEL_ROWS), row_task, &job);
+    threads_run(d->threads, ceil_div(o->rows, GROUP * PANEL_ROWS), row_task, &job);
     return;
   }
   CPU_REQUIRE(operand_outer_count(o) == 1, "one factor a view");

@@ -56,13 +56,12 @@ INLINE uint16_t underflow(uint16_t a, uint16_t code) { return (uint16_t)((a != 0
 
 /* One group by the definition; returns how many underflowed. */
 static __attribute__((noinline, cold)) int encode_plainly(uint16_t *code, const uint16_t *z, int64_t stride,
-                                                          uint32_t byte, const uint16_t *field) {
+                                                          uint32_t byte) {
   float coefficient = mxfp4_coefficient(byte);
   int underflowed = 0;
   for (int i = 0; i < GROUP; i++) {
     uint16_t bits = z[i * stride];
-    float t = bf16_decode(bits) * coefficient;
-    code[i] = (uint16_t)(field ? e2m1_encode_stochastic(t, field[i]) : e2m1_encode(t));
+    code[i] = (uint16_t)e2m1_encode(bf16_decode(bits) * coefficient);
     underflowed += magnitude(bits) != 0 && (code[i] & 7) == 0;
   }
   return underflowed;
@@ -119,47 +118,6 @@ INLINE void encode_group_nearest(uint16_t *restrict code, const uint16_t *restri
   }
 }
 
-INLINE void encode_group_stochastic(uint16_t *restrict code, const uint16_t *restrict z, uint32_t byte,
-                                    const uint16_t *restrict field, struct lanes *restrict lanes) {
-  const float coefficient = mxfp4_coefficient(byte);
-  for (int i = 0; i < GROUP; i++)
-    code[i] = (uint16_t)codes_stochastic(bf16_decode(magnitude(z[i])) * coefficient, field[i]);
-  for (int i = 0; i < GROUP; i++) {
-    lanes->underflowed[i] = (uint16_t)(lanes->underflowed[i] + underflow(magnitude(z[i]), code[i]));
-    code[i] = (uint16_t)(code[i] | (z[i] >> 12 & 8));
-  }
-}
-
-/* ---- random fields --------------------------------------------------------- */
-
-/* The fields of a row's piece in element order. */
-union fields {
-  uint16_t field[MXFP4_CHUNK];
-  uint32_t pair[MXFP4_CHUNK / 2];
-};
-
-enum { CHUNK_CALLS = MXFP4_CHUNK / 16 };
-
-/* Fields of the piece's rows r and r + 1. */
-INLINE void draw_fields(union fields fields[restrict 2], const struct mxfp4_piece *p, int64_t r,
-                        const struct draw *draw) {
-  uint32_t c0[2][CHUNK_CALLS], c1[2][CHUNK_CALLS], c3[2][CHUNK_CALLS], word[2][4 * CHUNK_CALLS];
-  int64_t calls = p->cols / 16;
-  for (int j = 0; j < 2; j++) {
-    int64_t sample = (r + j) / draw->seq_len, position = (r + j) % draw->seq_len;
-    struct philox_block first =
-        philox_counter(draw->update, draw->first_sample + (uint64_t)sample, draw->layer, draw->operand,
-                       (uint32_t)((position * p->source_cols + p->first_col) / 16));
-    for (int i = 0; i < CHUNK_CALLS; i++) {
-      c0[j][i] = first.word[0] + (uint32_t)i;
-      c1[j][i] = first.word[1];
-      c3[j][i] = first.word[3];
-    }
-  }
-  codes_draw(word[0], &(struct codes_calls){c0[0], c1[0], c3[0]}, calls, CHUNK_CALLS, draw);
-  for (int j = 0; j < 2; j++) codes_spread(fields[j].pair, word[j], 4 * calls);
-}
-
 /* ---- rows -------------------------------------------------------------------- */
 
 INLINE int64_t sum_lanes(const struct lanes *lanes) {
@@ -181,30 +139,24 @@ INLINE void store_row_scales(const struct operand *row, const struct mxfp4_piece
 
 /* given: bytes of the piece's groups, or NULL: the encode rule. */
 CPU_CLONES static void quantise_rows(const struct operand *row, const struct mxfp4_piece *p, const uint8_t *given,
-                                     const struct draw *draw, struct quantise_counts *counts) {
+                                     struct quantise_counts *counts) {
   struct lanes lanes = {{0}};
   uint16_t codes[MXFP4_CHUNK];
-  union fields fields[2];
   uint8_t byte[CHUNK_GROUPS];
   uint16_t largest = 0;
   int64_t groups = p->cols / GROUP;
   for (int64_t i = 0; i < p->rows; i++) {
     const uint16_t *z = p->bits + i * p->stride;
     int64_t r = p->first_row + i;
-    if (draw && i % 2 == 0) draw_fields(fields, p, r, draw);
-    const uint16_t *field = draw ? fields[i % 2].field : NULL;
     for (int64_t g = 0; g < groups; g++, z += GROUP) {
       uint16_t *code = codes + g * GROUP;
       uint16_t amax = amax_of_group(z);
       uint32_t b = given ? given[g] : mxfp4_scale_encode(amax);
       byte[g] = (uint8_t)b;
       if (common(b)) {
-        if (draw)
-          encode_group_stochastic(code, z, b, field + g * GROUP, &lanes);
-        else
-          encode_group_nearest(code, z, b, &lanes);
+        encode_group_nearest(code, z, b, &lanes);
       } else if (b > 0) {
-        counts->underflowed += encode_plainly(code, z, 1, b, draw ? field + g * GROUP : NULL);
+        counts->underflowed += encode_plainly(code, z, 1, b);
       } else {
         memset(code, 0, GROUP * sizeof *code);
         counts->zero_blocks++;
@@ -282,7 +234,7 @@ static __attribute__((noinline, cold)) int64_t encode_columns_plainly(uint8_t *o
   int64_t underflowed = 0;
   for (int c = 0; c < GROUP; c++) {
     uint16_t codes[GROUP] = {0};
-    if (byte[c] != 0) underflowed += encode_plainly(codes, z + c, stride, byte[c], NULL);
+    if (byte[c] != 0) underflowed += encode_plainly(codes, z + c, stride, byte[c]);
     codes_pack(out + c * row_bytes, codes, GROUP);
   }
   return underflowed;
@@ -353,9 +305,8 @@ static void count_groups(struct quantise_counts *counts, const struct mxfp4_piec
   counts->blocks += p->rows * p->cols / GROUP;
 }
 
-void mxfp4_quantise_rows(const struct operand *row, const struct mxfp4_piece *p, const struct draw *draw,
-                         struct quantise_counts *counts) {
-  quantise_rows(row, p, NULL, draw, counts);
+void mxfp4_quantise_rows(const struct operand *row, const struct mxfp4_piece *p, struct quantise_counts *counts) {
+  quantise_rows(row, p, NULL, counts);
   count_groups(counts, p);
 }
 
@@ -370,7 +321,7 @@ void mxfp4_quantise_tiles(const struct operand *row, const struct operand *colum
   uint8_t byte[CHUNK_GROUPS];
   tile_bytes(byte, p);
   if (row) {
-    quantise_rows(row, p, byte, NULL, row_counts);
+    quantise_rows(row, p, byte, row_counts);
     count_groups(row_counts, p);
   }
   if (column) {

@@ -13,7 +13,7 @@
 
 #include "kernels/kernels.h"
 
-/* Columns per call at most: the random fields of that many stand on the stack. */
+/* Columns per call at most: the codes of a row of that many stand on the stack. */
 enum { MXFP4_CHUNK = 256 };
 
 /* A piece of a source: rows [first_row, first_row + rows) and columns
@@ -26,9 +26,11 @@ struct mxfp4_piece {
   int64_t first_col, cols, source_cols;
 };
 
-/* 1x32 groups along rows into the row operand; draws if it says so. */
-void mxfp4_quantise_rows(const struct operand *row, const struct mxfp4_piece *p, const struct draw *draw,
-                         struct quantise_counts *counts);
+/* 1x32 groups along rows into the row operand, nearest; and with draws, by panels
+ * (kernels/cpu/mxfp4_whole.c; at most 32 rows). */
+void mxfp4_quantise_rows(const struct operand *row, const struct mxfp4_piece *p, struct quantise_counts *counts);
+void mxfp4_draw_rows(const struct operand *row, const struct mxfp4_piece *p, const struct draw *draw,
+                     struct quantise_counts *counts);
 
 /* 1x32 groups along columns, nearest, into the column operand; 32 rows. */
 void mxfp4_quantise_columns(const struct operand *column, const struct mxfp4_piece *p,

@@ -1,4 +1,5 @@
-/* MXFP4 1x32 blocks of a transformed view, or with a scale that may clip.
+/* MXFP4 1x32 blocks in panels: of a transformed view, with a scale that may clip,
+ * or rounded stochastically (a strip's, from emission).
  *
  *   a    = largest magnitude of the block, after the transform's rounding to BF16
  *   byte = by the rule (kernels/formats.h)
@@ -9,14 +10,10 @@
  * whose larger codes decode to infinity, and a NaN has code 7.
  */
 #include "kernels/cpu/blocks.h"
+#include "kernels/cpu/mxfp4.h"
 #include "kernels/formats.h"
 
 enum { BLOCK = 32, BLOCKS = PANEL_ELEMENTS / BLOCK };
-
-struct job {
-  const struct operand *o;
-  const struct draw *draw;
-};
 
 CPU_CLONES static void scales_of(uint8_t *restrict byte, float *restrict encode, const uint16_t *restrict amax,
                                  enum scale_rule rule) {
@@ -31,6 +28,11 @@ CPU_CLONES static void scales_of(uint8_t *restrict byte, float *restrict encode,
   }
 }
 
+struct job {
+  const struct operand *o;
+  const struct draw *draw;
+};
+
 static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
   const struct job *job = rule;
   struct panel_blocks b = {.amax = {0}};
@@ -39,6 +41,17 @@ static void visit(void *rule, const uint16_t *bits, const struct panel *p, struc
   scales_of(b.scale, b.encode, b.amax, job->o->encoding.scale);
   if (job->draw) blocks_draw(field, job->o, p, job->draw);
   blocks_write(job->o, p, bits, BLOCK, &b, job->draw ? field : NULL, counts);
+}
+
+void mxfp4_draw_rows(const struct operand *row, const struct mxfp4_piece *p, const struct draw *draw,
+                     struct quantise_counts *counts) {
+  const struct matrix strip = {.data = (void *)(uintptr_t)p->bits, .dtype = DTYPE_BF16, .rows = p->rows, .cols = p->stride};
+  for (int64_t col = 0; col < p->cols; col += PANEL_COLS) {
+    const int64_t cols = p->cols - col < PANEL_COLS ? p->cols - col : PANEL_COLS;
+    uint16_t bits[PANEL_ELEMENTS];
+    panels_load(bits, &strip, VIEW_ROW, HADAMARD_NONE, &(struct panel){0, p->rows, col, cols});
+    visit(&(struct job){row, draw}, bits, &(struct panel){p->first_row, p->rows, p->first_col + col, cols}, counts);
+  }
 }
 
 void mxfp4_whole_quantise(struct cpu_device *d, const struct operand *o, const struct operand *twin,

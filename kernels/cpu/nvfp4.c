@@ -20,7 +20,7 @@
 #include "kernels/cpu/codes.h"
 #include "kernels/cpu/nvfp4.h"
 
-enum { BLOCK = 16, ROW_BLOCKS = PANEL_COLS / BLOCK, BLOCKS = PANEL_BLOCKS_MOST, BITS_INFINITE = 0x7F80 };
+enum { BLOCK = 16, BLOCKS = PANEL_BLOCKS_MOST, BITS_INFINITE = 0x7F80 };
 
 struct job {
   const struct operand *o;
@@ -58,7 +58,7 @@ static void visit(void *rule, const uint16_t *bits, const struct panel *p, struc
   const bool tiled = e->block == BLOCK_2D16;
   blocks_amax(b.amax, bits, p, BLOCK, tiled);
   if (e->scale == SCALE_TENSOR_4OVER6)
-    nvfp4_four_or_six(b.scale, b.encode, b.amax, bits, &job->factor, tiled, job->o->view);
+    nvfp4_four_or_six(b.scale, b.encode, b.amax, bits, p, &job->factor, tiled, job->o->view);
   else
     scales_of(b.scale, b.encode, b.amax, &job->factor);
   if (job->draw) blocks_draw(field, job->o, p, job->draw);

@@ -40,6 +40,6 @@ CODES_INLINE float nvfp4_encode_factor(uint32_t code, float decode) {
 
 /* Four or six (nvfp4_four_or_six.c): scales and encode factors of a panel's blocks. */
 void nvfp4_four_or_six(uint8_t *scale, float *encode, const uint16_t *amax, const uint16_t *bits,
-                       const struct nvfp4_factor *f, bool tiled, enum view view);
+                       const struct panel *p, const struct nvfp4_factor *f, bool tiled, enum view view);
 
 #endif

@@ -14,7 +14,7 @@
 #include "kernels/cpu/blocks.h"
 #include "kernels/cpu/nvfp4.h"
 
-enum { BLOCK = 16, ROW_BLOCKS = PANEL_COLS / BLOCK, BLOCKS = PANEL_BLOCKS_MOST };
+enum { BLOCK = 16, BLOCKS = PANEL_BLOCKS_MOST };
 
 struct candidate {
   uint32_t code[BLOCKS];
@@ -28,7 +28,6 @@ CODES_INLINE void scale_candidate(struct candidate *restrict c, const uint16_t *
     c->code[i] = nvfp4_scale_code(b < 448.0f ? b : 448.0f);
     c->value[i] = nvfp4_scale_value(c->code[i]);
     c->encode[i] = nvfp4_encode_factor(c->code[i], f->decode);
-    c->error[i] = 0.0f;
   }
 }
 
@@ -41,52 +40,52 @@ CODES_INLINE float error_of(float x, float encode, float value, float outer) {
 }
 
 /* Magnitudes do: the codes of -x are those of x with the sign. */
-CODES_INLINE void add_errors(struct candidate *restrict c, const uint16_t *restrict turned, float outer) {
-  for (int i = 0; i < BLOCK; i++)
-    for (int g = 0; g < BLOCKS; g++)
-      c->error[g] = c->error[g] + error_of(bf16_decode(turned[i * BLOCKS + g]), c->encode[g], c->value[g], outer);
-}
-
-/* Element i of block g, or of tile row g, to [i * BLOCKS + g]. */
-CPU_CLONES static void turn(uint16_t *restrict turned, const uint16_t *restrict bits, bool across) {
-  for (int r = 0; r < PANEL_ROWS; r++)
-    for (int g = 0; g < ROW_BLOCKS; g++)
+CODES_INLINE void sum_errors(struct candidate *restrict c, const uint16_t *restrict bits, int64_t places, float outer) {
+  for (int64_t g = 0; g < places; g++)
+    for (int r = 0; r < PANEL_ROWS; r++) {
+      const int64_t b = g * PANEL_ROWS + r;
+      float sum = 0.0f;
+#pragma GCC unroll 16
       for (int i = 0; i < BLOCK; i++) {
-        const int row = across ? i : r, col = g * BLOCK + (across ? r : i);
-        turned[i * BLOCKS + r * ROW_BLOCKS + g] = bits[row * PANEL_COLS + col] & 0x7FFF;
+        const uint16_t a = bits[(g * BLOCK + i) * PANEL_ROWS + r] & 0x7FFF;
+        sum = sum + error_of(bf16_decode(a), c->encode[b], c->value[b], outer);
       }
+      c->error[b] = sum;
+    }
 }
 
 CPU_CLONES static void try_both(struct candidate *six, struct candidate *four, const uint16_t *amax,
-                                const uint16_t *turned, const struct nvfp4_factor *f) {
+                                const uint16_t *bits, int64_t places, const struct nvfp4_factor *f) {
   scale_candidate(six, amax, f, 1.0f);
   scale_candidate(four, amax, f, 1.5f);
-  add_errors(six, turned, f->outer);
-  add_errors(four, turned, f->outer);
+  sum_errors(six, bits, places, f->outer);
+  sum_errors(four, bits, places, f->outer);
 }
 
 /* Every row of a tile gets the tile's sum. */
-static void sum_tiles(float *error) {
-  for (int g = 0; g < ROW_BLOCKS; g++) {
-    float sum[PANEL_ROWS];
-    for (int r = 0; r < PANEL_ROWS; r++) sum[r] = error[r * ROW_BLOCKS + g];
-    for (int apart = PANEL_ROWS / 2; apart > 0; apart /= 2)
-      for (int r = 0; r < apart; r++) sum[r] = sum[r] + sum[r + apart];
-    for (int r = 0; r < PANEL_ROWS; r++) error[r * ROW_BLOCKS + g] = sum[0];
+static void sum_tiles(float *error, int64_t tiles) {
+  for (int64_t t = 0; t < tiles; t++, error += BLOCK) {
+    for (int apart = BLOCK / 2; apart > 0; apart /= 2)
+      for (int r = 0; r < apart; r++) error[r] = error[r] + error[r + apart];
+    for (int r = 1; r < BLOCK; r++) error[r] = error[0];
   }
 }
 
 void nvfp4_four_or_six(uint8_t *scale, float *encode, const uint16_t *amax, const uint16_t *bits,
-                       const struct nvfp4_factor *f, bool tiled, enum view view) {
+                       const struct panel *p, const struct nvfp4_factor *f, bool tiled, enum view view) {
   struct candidate six, four;
   uint16_t turned[PANEL_ELEMENTS];
-  turn(turned, bits, tiled && view == VIEW_COLUMN);
-  try_both(&six, &four, amax, turned, f);
-  if (tiled) {
-    sum_tiles(six.error);
-    sum_tiles(four.error);
+  const int64_t places = p->cols / BLOCK;
+  if (tiled && view == VIEW_COLUMN) { /* rows of the source are summed */
+    panel_turn_tiles(turned, bits, p->cols);
+    bits = turned;
   }
-  for (int g = 0; g < BLOCKS; g++) {
+  try_both(&six, &four, amax, bits, places, f);
+  if (tiled) {
+    sum_tiles(six.error, places * (PANEL_ROWS / BLOCK));
+    sum_tiles(four.error, places * (PANEL_ROWS / BLOCK));
+  }
+  for (int64_t g = 0; g < places * PANEL_ROWS; g++) {
     const bool smaller = four.error[g] < six.error[g];
     scale[g] = (uint8_t)(smaller ? four.code[g] : six.code[g]);
     encode[g] = smaller ? four.encode[g] : six.encode[g];

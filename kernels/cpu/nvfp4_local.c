@@ -27,6 +27,7 @@ enum {
   BITS_SMALL = 27 << 7, /* 2^-100 */
   LIFT = 64
 };
+_Static_assert((int)CHUNK == (int)PANEL_COLS && (int)CHUNK == (int)PANELS_MOST * PANEL_ROWS, "a chunk is loaded at once");
 
 struct job {
   const struct operand *o;
@@ -72,65 +73,28 @@ static const uint16_t *piece_of(const struct job *j, const struct panel *chunk, 
                   : chunk->first_col * j->source->cols + chunk->first_row);
 }
 
-/* A chunk of a view, read once: rows of a source are often a power of two apart,
- * and a panel of its columns would find none of them in the nearest cache. */
-struct chunk_source {
-  struct matrix matrix;
-  struct panel panel; /* as panel_load wants it */
-  uint16_t bits[CHUNK * CHUNK];
-};
-
-static void read_chunk(struct chunk_source *s, const struct job *j, const struct panel *chunk) {
-  int64_t rows, cols;
-  const uint16_t *from = piece_of(j, chunk, &rows, &cols);
-  if (j->o->view == VIEW_ROW) {
-    s->matrix = *j->source;
-    s->panel = *chunk;
-    return;
-  }
-  for (int64_t r = 0; r < rows; r++)
-    memcpy(s->bits + r * CHUNK, from + r * j->source->cols, (size_t)cols * sizeof *from);
-  s->matrix = (struct matrix){.data = s->bits, .dtype = DTYPE_BF16, .rows = rows, .cols = CHUNK};
-  s->panel = (struct panel){.rows = chunk->rows, .cols = chunk->cols};
-}
-
-/* Rows [r, r + PANEL_ROWS) of the chunk; returns how many there are. */
-static int64_t load_rows(uint16_t *bits, const struct chunk_source *s, const struct operand *o, int64_t r) {
-  const int64_t rows = smallest(PANEL_ROWS, s->panel.rows - r);
-  panel_load(bits, &s->matrix, o, s->panel.first_row + r, rows, s->panel.first_col, s->panel.cols);
-  return rows;
+static void load_chunk(uint16_t bits[CHUNK * CHUNK], const struct job *j, const struct panel *chunk) {
+  panels_load(bits, j->source, j->o->view, j->o->encoding.hadamard, chunk);
 }
 
 /* ---- first pass: amaxes ---------------------------------------------------------- */
 
-CPU_CLONES static uint16_t largest_magnitude(const uint16_t *bits, int64_t stride, int64_t rows, int64_t cols) {
-  uint16_t lane[CHUNK] = {0}, amax = 0;
-  for (int64_t r = 0; r < rows; r++, bits += stride)
-    for (int64_t c = 0; c < cols; c++) {
-      const uint16_t a = bits[c] & 0x7FFF;
-      lane[c] = a > lane[c] ? a : lane[c];
-    }
-  for (int c = 0; c < CHUNK; c++) amax = lane[c] > amax ? lane[c] : amax;
-  return amax;
-}
-
 static void find_amax(void *context, int64_t index, int worker) {
   (void)worker;
   const struct job *j = context;
+  const enum hadamard h = j->o->encoding.hadamard;
   struct panel chunk;
-  int64_t rows, cols;
   if (!chunk_at(j, index, &chunk)) return;
   uint16_t amax = 0;
-  if (j->o->encoding.hadamard == HADAMARD_NONE) {
-    const uint16_t *bits = piece_of(j, &chunk, &rows, &cols);
-    amax = largest_magnitude(bits, j->source->cols, rows, cols);
+  if (h == HADAMARD_NONE || j->o->view == VIEW_COLUMN) {
+    int64_t rows, cols;
+    const uint16_t *z = piece_of(j, &chunk, &rows, &cols);
+    amax = amax_of_source(z, j->source->cols, rows, cols, h);
   } else {
-    struct chunk_source source;
-    uint16_t bits[PANEL_ELEMENTS];
-    read_chunk(&source, j, &chunk);
+    uint16_t bits[CHUNK * CHUNK];
+    load_chunk(bits, j, &chunk);
     for (int64_t r = 0; r < chunk.rows; r += PANEL_ROWS) {
-      rows = load_rows(bits, &source, j->o, r);
-      const uint16_t a = largest_magnitude(bits, PANEL_COLS, rows, chunk.cols);
+      const uint16_t a = panel_amax(bits + r * PANEL_COLS, &chunk);
       amax = a > amax ? a : amax;
     }
   }
@@ -192,14 +156,13 @@ static void encode_chunk(void *context, int64_t index, int worker) {
     fold = nvfp4_local_fold(rule, amax, o->outer[index / j->chunks]);
   }
   struct quantise_counts counts = {0};
-  struct chunk_source source;
-  read_chunk(&source, j, &at);
   struct panel_blocks b = {.amax = {0}};
-  uint16_t bits[PANEL_ELEMENTS] = {0}, field[PANEL_ELEMENTS];
+  uint16_t chunk_bits[CHUNK * CHUNK], field[PANEL_ELEMENTS];
+  load_chunk(chunk_bits, j, &at);
   for (int64_t r = 0; r < at.rows; r += PANEL_ROWS) {
-    const int64_t rows = load_rows(bits, &source, o, r);
-    const struct panel p = {at.first_row + r, rows, at.first_col, at.cols};
-    if (lifted) lift(bits, PANEL_ELEMENTS);
+    const struct panel p = {at.first_row + r, smallest(PANEL_ROWS, at.rows - r), at.first_col, at.cols};
+    uint16_t *bits = chunk_bits + r * PANEL_COLS;
+    if (lifted) lift(bits, at.cols * PANEL_ROWS);
     blocks_amax(b.amax, bits, &p, BLOCK, o->encoding.block == BLOCK_2D16);
     make_scales(b.scale, b.encode, b.amax, &chunk, fold);
     if (j->draw) blocks_draw(field, o, &p, j->draw);

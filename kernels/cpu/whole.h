@@ -6,8 +6,8 @@
  * rounded to BF16, after the last strip of a producer is done (producer.c,
  * quantise.c keep it in `plain` or in scratch).
  *
- * All of them see an operand the same way, whichever view it is: as panels of
- * rows, contiguous along the contraction, the transform already applied.
+ * All of them see an operand the same way, whichever view it is: as panels whose
+ * rows are lanes, the transform already applied.
  */
 #ifndef FP4D_KERNELS_CPU_WHOLE_H
 #define FP4D_KERNELS_CPU_WHOLE_H
@@ -38,31 +38,49 @@ int64_t whole_scratch_bytes(int64_t rows, int64_t cols);
  * emission's whole result); adds to out->counts. */
 void whole_quantise(struct device *d, const struct emission *out, const struct matrix *source);
 
-/* ---- panels (kernels/cpu/panel.c) ------------------------------------------ */
+/* ---- panels (kernels/cpu/panel.c, amax.c) ----------------------------------- */
 
-enum { PANEL_ROWS = 16, PANEL_COLS = 128 };
+enum {
+  PANEL_ROWS = 32,
+  PANEL_COLS = 128,
+  PANEL_ELEMENTS = PANEL_ROWS * PANEL_COLS,
+  PANELS_MOST = 4 /* loaded at once */
+};
 
-/* bits[r * PANEL_COLS + c] = element (first_row + r, first_col + c) of the view
- * `o->view` of source, after o->encoding.hadamard along the contraction, as
- * BF16; rows <= PANEL_ROWS, cols <= PANEL_COLS and a multiple of 16 (of 32 for
+/* A panel's place in its view: cols <= PANEL_COLS and a multiple of 16 (of 32 for
  * SIGNED_32), and so is first_col. */
-void panel_load(uint16_t *bits, const struct matrix *source, const struct operand *o, int64_t first_row, int64_t rows,
-                int64_t first_col, int64_t cols);
-
 struct panel {
   int64_t first_row, rows, first_col, cols;
 };
 
+/* Rows are lanes: bits[c * PANEL_ROWS + r] = element (first_row + r, first_col + c)
+ * of the view of source, after the transform along the contraction, as BF16; a
+ * zero where the view has no such row.  p->rows <= PANELS_MOST * PANEL_ROWS: panels of
+ * PANEL_ROWS follow each other PANEL_ELEMENTS apart. */
+void panels_load(uint16_t *bits, const struct matrix *source, enum view view, enum hadamard h, const struct panel *p);
+
+/* The other way round, for codes: row r of the panel gets words w = 0..n-1 from
+ * word[w * PANEL_ROWS + r], at codes + r * row_bytes; n is a multiple of 4. */
+void panel_store(uint8_t *codes, int64_t row_bytes, int64_t rows, const uint16_t *word, int64_t n);
+
+/* A panel in `from` with rows and columns of each of its 16x16 tiles exchanged. */
+void panel_turn_tiles(uint16_t *to, const uint16_t *from, int64_t cols);
+
 /* Calls visit with every panel of a view (of bits, what lies beyond the panel's
- * rows and cols is anything), tasks spread over the threads; what it adds to its
- * counts comes to *counts (NULL: nowhere). */
+ * cols is anything), tasks spread over the threads; what it adds to its counts
+ * comes to *counts (NULL: nowhere). */
 typedef void panel_visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts);
 void panels_visit(struct cpu_device *d, const struct operand *o, const struct matrix *source, panel_visit *visit,
                   void *rule, struct quantise_counts *counts);
 
-/* The largest magnitude of a panel, and of a whole view after its transform, as
- * BF16 bits without sign, compared as integers: a NaN counts above infinity. */
+/* Largest magnitudes, as BF16 bits without sign, compared as integers: a NaN
+ * counts above infinity.  Of a panel; of each 16 elements along its rows, at
+ * amax[place * PANEL_ROWS + row]; of elements [rows][cols] `stride` apart, for
+ * a column view after its transform (rows are a multiple of its width); of a whole
+ * view after its transform. */
 uint16_t panel_amax(const uint16_t *bits, const struct panel *p);
+void panel_amax_of_16(uint16_t *amax, const uint16_t *bits, int64_t places);
+uint16_t amax_of_source(const uint16_t *z, int64_t stride, int64_t rows, int64_t cols, enum hadamard columns);
 uint16_t view_amax(struct cpu_device *d, const struct operand *o, const struct matrix *source);
 
 /* Raises counts->amax to the panel's largest finite magnitude; amax: its largest. */

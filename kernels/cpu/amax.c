@@ -1,0 +1,138 @@
+/* Largest magnitudes: of panels, of the source, of a view after its transform. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kernels/cpu/transform.h"
+#include "kernels/cpu/whole.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { LANES = 64, BITS_INFINITE = 0x7F80, PIECE = 1 << 16 };
+
+CPU_CLONES static uint16_t amax_of_rows(const uint16_t *z, int64_t stride, int64_t rows, int64_t cols) {
+  uint16_t lane[LANES] = {0}, amax = 0;
+  for (int64_t r = 0; r < rows; r++, z += stride) {
+    int64_t c = 0;
+    for (; c + LANES <= cols; c += LANES)
+      for (int l = 0; l < LANES; l++) {
+        const uint16_t a = z[c + l] & 0x7FFF;
+        lane[l] = a > lane[l] ? a : lane[l];
+      }
+    for (; c < cols; c++) {
+      const uint16_t a = z[c] & 0x7FFF;
+      amax = a > amax ? a : amax;
+    }
+  }
+  for (int l = 0; l < LANES; l++) amax = lane[l] > amax ? lane[l] : amax;
+  return amax;
+}
+
+uint16_t panel_amax(const uint16_t *bits, const struct panel *p) {
+  return amax_of_rows(bits, 0, 1, p->cols * PANEL_ROWS);
+}
+
+CPU_CLONES void panel_amax_of_16(uint16_t *restrict amax, const uint16_t *restrict bits, int64_t places) {
+  for (int64_t g = 0; g < places; g++, amax += PANEL_ROWS, bits += 16 * PANEL_ROWS)
+    for (int r = 0; r < PANEL_ROWS; r++) {
+      uint16_t m = 0;
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; i++) {
+        const uint16_t a = bits[i * PANEL_ROWS + r] & 0x7FFF;
+        m = a > m ? a : m;
+      }
+      amax[r] = m;
+    }
+}
+
+void panel_count_amax(struct quantise_counts *counts, uint32_t amax, const uint16_t *bits, const struct panel *p) {
+  if (amax >= BITS_INFINITE) {
+    amax = 0;
+    for (int64_t i = 0; i < p->cols * PANEL_ROWS; i++) {
+      const uint32_t a = bits[i] & 0x7FFFu;
+      if (a > amax && a < BITS_INFINITE) amax = a;
+    }
+  }
+  const float finite = bf16_decode((uint16_t)amax);
+  if (finite > counts->amax) counts->amax = finite;
+}
+
+/* Where a transform's elements stand above each other, the largest sum does:
+ * scaling and rounding keep the order. */
+INLINE uint16_t amax_of_sums(const uint16_t *z, int64_t stride, int64_t rows, int64_t cols, int n, bool with_signs,
+                             float scale) {
+  bit_lanes top = {0};
+  for (int64_t r = 0; r < rows; r += n, z += n * stride)
+    for (int64_t c = 0; c < cols; c += TRANSFORM_LANES) {
+      lanes x[TRANSFORM_WIDEST];
+      if (cols - c >= TRANSFORM_LANES) {
+        transform_sums(x, z + c, stride, n, with_signs);
+      } else {
+        uint16_t edge[TRANSFORM_WIDEST][TRANSFORM_LANES] = {{0}};
+        for (int i = 0; i < n; i++) memcpy(edge[i], z + i * stride + c, (size_t)(cols - c) * sizeof *z);
+        transform_sums(x, edge[0], TRANSFORM_LANES, n, with_signs);
+      }
+#pragma GCC unroll 32
+      for (int i = 0; i < n; i++) {
+        const bit_lanes a = (bit_lanes)x[i] & 0x7FFFFFFFu, larger = (bit_lanes)(a > top);
+        top = (a & larger) | (top & ~larger);
+      }
+    }
+  uint32_t most = 0;
+  for (int l = 0; l < TRANSFORM_LANES; l++) most = top[l] > most ? top[l] : most;
+  return most > 0x7F800000u ? 0x7FC0 : bf16_encode(f32_from_bits(most) * scale);
+}
+
+CPU_CLONES uint16_t amax_of_source(const uint16_t *z, int64_t stride, int64_t rows, int64_t cols, enum hadamard columns) {
+  switch (columns) {
+    case HADAMARD_NONE: break;
+    case HADAMARD_PLAIN_16: return amax_of_sums(z, stride, rows, cols, 16, false, HADAMARD_SCALE_16);
+    case HADAMARD_SIGNED_16: return amax_of_sums(z, stride, rows, cols, 16, true, HADAMARD_SCALE_16);
+    case HADAMARD_SIGNED_32: return amax_of_sums(z, stride, rows, cols, 32, true, HADAMARD_SCALE_32);
+  }
+  return amax_of_rows(z, stride, rows, cols);
+}
+
+/* ---- of a whole view ---------------------------------------------------------------- */
+
+struct maximum {
+  _Atomic uint16_t amax;
+  const struct matrix *source;
+  enum hadamard hadamard;
+};
+
+static void raise_to(struct maximum *m, uint16_t amax) {
+  uint16_t seen = atomic_load(&m->amax);
+  while (amax > seen && !atomic_compare_exchange_weak(&m->amax, &seen, amax)) {
+  }
+}
+
+static void plain_task(void *context, int64_t index, int worker) {
+  (void)worker;
+  struct maximum *m = context;
+  const int64_t first = index * PIECE, left = m->source->rows * m->source->cols - first;
+  raise_to(m, amax_of_source((const uint16_t *)m->source->data + first, 0, 1, left < PIECE ? left : PIECE, HADAMARD_NONE));
+}
+
+static void column_task(void *context, int64_t index, int worker) {
+  (void)worker;
+  struct maximum *m = context;
+  const int64_t width = hadamard_width(m->hadamard), cols = m->source->cols;
+  raise_to(m, amax_of_source((const uint16_t *)m->source->data + index * width * cols, cols, width, cols, m->hadamard));
+}
+
+static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
+  (void)counts;
+  raise_to(rule, panel_amax(bits, p));
+}
+
+uint16_t view_amax(struct cpu_device *d, const struct operand *o, const struct matrix *source) {
+  struct maximum m = {.source = source, .hadamard = o->encoding.hadamard};
+  if (m.hadamard == HADAMARD_NONE)
+    threads_run(d->threads, ceil_div(source->rows * source->cols, PIECE), plain_task, &m);
+  else if (o->view == VIEW_COLUMN)
+    threads_run(d->threads, source->rows / hadamard_width(m.hadamard), column_task, &m);
+  else
+    panels_visit(d, o, source, visit, &m, NULL);
+  return atomic_load(&m.amax);
+}
