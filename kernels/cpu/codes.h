@@ -32,6 +32,13 @@ CODES_INLINE uint32_t codes_nearest(float t) {
   return low < twos ? low : twos;
 }
 
+/* The value of that code: t is rounded to steps of 1/2, 1 or 2 by its octave. */
+CODES_INLINE float codes_nearest_value(float t) {
+  const uint32_t u = f32_bits(codes_clamp(t)), one = 0x3F800000u;
+  const float large = f32_from_bits(((u > one ? u : one) & 0x7F800000u) + (22u << 23));
+  return (f32_from_bits(u) + large) - large;
+}
+
 /* Stochastic: t in steps of codes, 16 bits behind the point, and the field is carried
  * into the code or not.  Below 2 a step is 1/2; from 2 on the code and what goes of
  * it are bits of t.  There the first is the larger of the two, and below 2 it is at

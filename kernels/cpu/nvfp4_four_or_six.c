@@ -13,6 +13,7 @@
  */
 #include "kernels/cpu/blocks.h"
 #include "kernels/cpu/nvfp4.h"
+#include "kernels/elementary.h"
 
 enum { BLOCK = 16, BLOCKS = PANEL_BLOCKS_MOST };
 
@@ -31,24 +32,25 @@ CODES_INLINE void scale_candidate(struct candidate *restrict c, const uint16_t *
   }
 }
 
-/* |decoded - x| of one element */
-CODES_INLINE float error_of(float x, float encode, float value, float outer) {
-  const uint32_t m = codes_nearest(x * encode);
-  const int32_t doubled = (int32_t)m + (m > 4u ? (int32_t)m - 4 : 0) + (m > 6u ? 2 : 0); /* 2 |code| */
-  const float difference = (float)doubled * 0.5f * value * outer / NVFP4_REACH_4OVER6 - x;
-  return f32_from_bits(f32_bits(difference) & 0x7FFFFFFFu);
+/* Of q = 0 or 2^-114 <= q < infinity a product, corrected once by its remainder, is
+ * the quotient, bit for bit. */
+CODES_INLINE float over_reach(float q, bool far) {
+  const float inverse = 1.0f / NVFP4_REACH_4OVER6, near = q * inverse;
+  return far ? q / NVFP4_REACH_4OVER6 : f32_fma(f32_fma(-NVFP4_REACH_4OVER6, near, q), inverse, near);
 }
 
 /* Magnitudes do: the codes of -x are those of x with the sign. */
-CODES_INLINE void sum_errors(struct candidate *restrict c, const uint16_t *restrict bits, int64_t places, float outer) {
+CODES_INLINE void sum_errors(struct candidate *restrict c, const uint16_t *restrict bits, int64_t places, float outer,
+                             bool far) {
   for (int64_t g = 0; g < places; g++)
     for (int r = 0; r < PANEL_ROWS; r++) {
       const int64_t b = g * PANEL_ROWS + r;
       float sum = 0.0f;
 #pragma GCC unroll 16
       for (int i = 0; i < BLOCK; i++) {
-        const uint16_t a = bits[(g * BLOCK + i) * PANEL_ROWS + r] & 0x7FFF;
-        sum = sum + error_of(bf16_decode(a), c->encode[b], c->value[b], outer);
+        const float x = bf16_decode(bits[(g * BLOCK + i) * PANEL_ROWS + r] & 0x7FFF);
+        const float q = codes_nearest_value(x * c->encode[b]) * c->value[b] * outer;
+        sum = sum + f32_from_bits(f32_bits(over_reach(q, far) - x) & 0x7FFFFFFFu);
       }
       c->error[b] = sum;
     }
@@ -58,8 +60,13 @@ CPU_CLONES static void try_both(struct candidate *six, struct candidate *four, c
                                 const uint16_t *bits, int64_t places, const struct nvfp4_factor *f) {
   scale_candidate(six, amax, f, 1.0f);
   scale_candidate(four, amax, f, 1.5f);
-  sum_errors(six, bits, places, f->outer);
-  sum_errors(four, bits, places, f->outer);
+  if (f->outer > 0x1p-100f && f->outer < 0x1p+100f) {
+    sum_errors(six, bits, places, f->outer, false);
+    sum_errors(four, bits, places, f->outer, false);
+  } else {
+    sum_errors(six, bits, places, f->outer, true);
+    sum_errors(four, bits, places, f->outer, true);
+  }
 }
 
 /* Every row of a tile gets the tile's sum. */
