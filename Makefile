@@ -103,6 +103,7 @@ unit: $(UNITS) ## run the unit tests of this build
 	@LSAN_OPTIONS=suppressions=$(CURDIR)/tests/lsan.supp:print_suppressions=0 tests/run $(if $(RUNNER),--with '$(RUNNER)') $(UNITS)
 
 worlds: $(WORLDS)
+$(BUILD)/tests/trainer_masked_main: LDLIBS += -Wl,--wrap=data_sample
 
 # OpenBLAS is only what this benchmark compares with.
 $(BUILD)/tests/bench_gemm.o: CFLAGS += $(shell pkg-config --cflags openblas | sed 's/-I\//-isystem \//g')
