@@ -91,6 +91,7 @@ force:
 
 $(BUILD)/include/xxhash.h:
 	@mkdir -p $(@D)
+	$(if $(PKGS),@pkg-config --exists $(PKGS) ompi-c || { echo "libraries are missing ($(PKGS) ompi-c): run 'make deps'"; exit 1; })
 	@cp /usr/include/xxhash.h $@ 2>/dev/null || { echo "xxhash.h is missing: run 'make deps'"; exit 1; }
 
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)

@@ -107,9 +107,9 @@ struct hdf5_writer *hdf5_create(const char *path, struct error *e) {
   snprintf(w->path, sizeof w->path, "%s", path);
   hid_t access = H5Pcreate(H5P_FILE_ACCESS);
   w->link = H5Pcreate(H5P_LINK_CREATE);
-  H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110);
-  H5Pset_create_intermediate_group(w->link, 1);
-  w->file = sink_set(access, &w->failure) ? H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, access) : H5I_INVALID_HID;
+  const bool set = H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
+                   H5Pset_create_intermediate_group(w->link, 1) >= 0 && sink_set(access, &w->failure);
+  w->file = set ? H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, access) : H5I_INVALID_HID;
   H5Pclose(access);
   if (w->file >= 0) return w;
   hdf5_failed(e, "cannot create", path);

@@ -24,6 +24,7 @@ bool manifest_measure(const char *path, struct manifest_file *f, struct error *e
   f->bytes = 0;
   while (good) {
     ssize_t n = read(fd, piece, PIECE);
+    if (n < 0 && errno == EINTR) continue;
     if (n < 0) good = error_errno(e, store_fault(errno), "cannot read %s", path);
     if (n <= 0) break;
     hash_feed(state, piece, (size_t)n);

@@ -27,6 +27,8 @@ def read_run(folder):
     try:
         with open(path, encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
+                if not line.endswith("\n"):
+                    break  # being written, or torn by the end of its process
                 record = json.loads(line)
                 if record["kind"] == "start":
                     run["name"] = record["name"]
@@ -38,7 +40,8 @@ def read_run(folder):
         sys.exit("plot_loss: %s: %s" % (path, error.strerror))
     except (ValueError, KeyError) as error:
         sys.exit("plot_loss: %s:%d: not a metrics record (%s)" % (path, number, error))
-    run["train"] = [p for p in run["train"] if not isinstance(p[1], str)]  # "nan", "inf"
+    for kind in ("train", "validation"):
+        run[kind] = [p for p in run[kind] if not isinstance(p[1], str)]  # "nan", "inf"
     if not run["train"]:
         sys.exit("plot_loss: %s holds no update" % path)
     return run
@@ -118,6 +121,8 @@ def main():
     parser.add_argument("--top", type=float, help="cut the picture off above this")
     parser.add_argument("runs", nargs="+")
     arguments = parser.parse_args()
+    if arguments.window < 0:
+        parser.error("--window must not be negative")
     folders = {os.path.realpath(folder): folder for folder in reversed(arguments.runs)}  # each once, where it stands first
     runs = [read_run(folder) for folder in reversed(folders.values())]
     label, number = "loss, nats a token", "%.4f"

@@ -244,6 +244,11 @@ def test_other_settings_are_named():
     text = compare("bf16", "rates").text
     check("Beside the route these settings differ: optimizer.lr." in text, "what differs", text)
     check("settings differ" not in compare("bf16", "mxfp4-row-sr").text, "nothing but the route")
+    # a key whose name is a part of another's, which was named before it
+    for name, key in (("longer", "validation_fraction: "), ("shorter", "validation: ")):
+        altered(name, lambda o: {**o, "config": re.sub(rf"(\n  {key})\S+", r"\g<1>0.123", o["config"])} if o["kind"] == "start" else o)
+    text = compare("bf16", "longer", "shorter").text
+    check("settings differ: data.validation_fraction, data.validation." in text, "both keys", text)
 
 
 def test_other_held_out_samples():
@@ -299,6 +304,17 @@ def plot(*arguments):
     done = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "plot_loss.py"), *arguments], cwd=place.path,
                           capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
+
+
+def test_plot_of_a_living_run():
+    """A last line that is being written, and losses that are not finite, are left out."""
+    altered("living", lambda o: {**o, "loss": "nan"} if o["kind"] == "validation" and o["update"] == 12 else o)
+    with open(place.at("living", "metrics.jsonl"), "a") as f:
+        f.write('{"kind":"upd')
+    code, out, err = plot("-o", "n.svg", "living", "a/bf16")
+    check(code == 0 and re.search(r"^ +12 +- +\d", out, re.M), out + err)
+    code, out, err = plot("-o", "n.svg", "--window", "-1", "living")
+    check(code == 2 and "--window" in err, err)
 
 
 def test_plot_excess():

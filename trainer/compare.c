@@ -15,7 +15,7 @@
 #include "trainer/records.h"
 #include "trainer/table.h"
 
-enum { COLUMNS = 10, COLUMNS_MOST = 64, KEYS = 400 };
+enum { COLUMNS = 10, COLUMNS_MOST = 64, KEYS = 900 /* say() has room for them */ };
 
 struct comparison {
   const struct compare *c;
@@ -83,8 +83,10 @@ static void add_key(void *context, const char *key, const char *text) {
   (void)text;
   for (int i = 0; own[i]; i++)
     if (strncmp(key, own[i], strlen(own[i])) == 0) return;
-  const size_t used = strlen(keys);
-  if (!strstr(keys, key)) snprintf(keys + used, KEYS - used, "%s%s", used ? ", " : "", key);
+  const size_t used = strlen(keys), length = strlen(key);
+  for (const char *at = keys; (at = strstr(at, key)); at += length) /* the whole of an entry, not a part of a longer one */
+    if ((at == keys || at[-1] == ' ') && (at[length] == ',' || at[length] == 0)) return;
+  snprintf(keys + used, KEYS - used, "%s%s", used ? ", " : "", key);
 }
 
 /* ---- printing ------------------------------------------------------------------------ */

@@ -166,10 +166,7 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
   log_setup(run->rank, run->world, level);
 
   run->config_text = config_dump(&run->config);
-  if (!run->config_text) {
-    error_set(e, ERROR_SYSTEM, "out of memory");
-    goto failed;
-  }
+  if (!comm_agree(run->comm, run->config_text != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e)) goto failed;
   run->config_hash = hash_bytes(run->config_text, strlen(run->config_text));
   if (!same_configuration(run, e)) goto failed;
   if (purpose == RUN_GENERATE && run->world > 1) {
