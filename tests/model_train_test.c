@@ -74,6 +74,34 @@ TEST(threads_change_nothing) {
   }
 }
 
+/* Three threads, a hundred times in the same memory. */
+TEST(a_hundred_times_the_same) {
+  for (int i = 0; all_routes[i]; i++) {
+    struct model_config c = rig_config_of(all_routes[i]);
+    struct model_shape s = rig_shape(2, rig_dtype(all_routes[i]));
+    struct rig g;
+    s.recompute = RECOMPUTE_EVERY_NTH;
+    if (!rig_open(&g, &c, all_routes[i], &s, 3)) return;
+    const size_t bytes = (size_t)g.elements * sizeof(float);
+    float *first = malloc(bytes), *nll = malloc((size_t)g.tokens * sizeof *nll);
+    int differ = 0;
+    for (int k = 0; k < 100; k++) {
+      rig_clear(&g);
+      model_refresh_weights(g.m);
+      model_forward_backward(g.m, &g.b, 1.0f / 64, g.nll);
+      if (k == 0) {
+        memcpy(first, model_gradients(g.m), bytes);
+        memcpy(nll, g.nll, (size_t)g.tokens * sizeof *nll);
+      }
+      differ += memcmp(first, model_gradients(g.m), bytes) != 0 || memcmp(nll, g.nll, (size_t)g.tokens * sizeof *nll) != 0;
+    }
+    if (differ) FAIL("%s: %d of 100 differ from the first", all_routes[i], differ);
+    free(first);
+    free(nll);
+    rig_close(&g);
+  }
+}
+
 /* A batch of two against the same samples one by one, accumulated.  With
  * stochastic rounding in the route this holds only if draws belong to samples;
  * where a tensor or a strip of rows shares a scale it does not hold. */
@@ -480,6 +508,7 @@ int main(void) {
   for (int i = 0; all_routes[i]; i++) printf("# %s runs\n", all_routes[i]);
   RUN(recomputation_changes_nothing);
   RUN(threads_change_nothing);
+  RUN(a_hundred_times_the_same);
   RUN(micro_batches);
   RUN(causal);
   RUN(gradients_are_slopes);

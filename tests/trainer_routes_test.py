@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""What every route says of itself, refuses and shares with the others, seen from outside.
+
+BUILD names the build folder (default build).  Prints "ok NAME" or "not ok NAME: why"; exit status 0
+iff all are ok.  Arguments: names of tests to run (default all).
+"""
+import json
+import os
+import re
+import sys
+
+from fp4d import CONFIG, DONE, Place, built_in_routes, check, main, route_settings, words
+
+place = Place()
+
+# What a block's line begins with for each contraction, from the routes' definitions (docs/numerics.md):
+# x, w of fprop; dy, w of dgrad; dy, x of wgrad.
+MX, TILES = "mxfp4/1x32/encode", "mxfp4/2d32/adaptive"
+NV, NV_TILES = "nvfp4/1x16/tensor", "nvfp4/2d16/tensor"
+LC, LC_TILES = "nvfp4-local/1x16/faithful/strip256", "nvfp4-local/2d16/faithful"
+P2, P2_TILES = LC.replace("faithful", "pow2"), LC_TILES.replace("faithful", "pow2")
+
+
+def uniform(row, tile, transform="", column_sr=""):
+    return (row, tile, row + "/sr", tile, row + column_sr + transform, row + transform)
+
+
+def hybrid(transform):
+    return (MX, TILES, LC + "/sr", LC_TILES, MX + transform, MX + transform)
+
+
+TE = uniform(NV, NV_TILES, "/signed-16", "/sr")
+EXECUTED = {
+    "fp32": ("fp32",) * 6, "bf16": ("bf16",) * 6,
+    "te-native": TE, "te-last4-bf16": TE, "nvfp4-te/forward-bf16-tail": TE,
+    "nvfp4-global": uniform(NV, NV_TILES),
+    "mxfp4-row-sr": uniform(MX, TILES), "mxfp4-row-sr-h32": uniform(MX, TILES, "/signed-32"),
+    "nvfp4-local": uniform(LC, LC_TILES), "nvfp4-local-h16": uniform(LC, LC_TILES, "/signed-16"),
+    "nvfp4-local-pow2": uniform(P2, P2_TILES), "nvfp4-local-pow2-h16": uniform(P2, P2_TILES, "/signed-16"),
+    "depth-27-5": uniform(LC, LC_TILES),
+    "operand-hybrid-h16": hybrid("/plain-16"), "operand-hybrid-h32": hybrid("/signed-32"),
+    "fp8": ("e4m3/tensor", "e4m3/tensor", "e5m2/tensor", "e4m3/tensor", "e5m2/tensor", "e4m3/tensor"),
+}
+LAST = {"te-last4-bf16": ("bf16",) * 6, "depth-27-5": uniform(MX, TILES)}  # of the last block
+
+
+def formats(line):
+    """fprop x, w, dgrad dy, w, wgrad dy, x of a start-up line, without "by arm"."""
+    found = re.search(r"fprop x (\S+).*? w (\S+).*?\| dgrad dy (\S+).*? w (\S+).*?\| wgrad dy (\S+).*? x (\S+)", line)
+    check(found, "a line of formats", line)
+    return found.groups()
+
+
+def test_executed_is_printed_and_on_record():
+    check(sorted(EXECUTED) == sorted(built_in_routes()), "every route of the table", str(sorted(built_in_routes())))
+    for route in built_in_routes():
+        name = "says-" + route.replace("/", "-")
+        settings = {**route_settings(route), "train.updates": 1, "optimizer.warmup_updates": 0, "checkpoint.at_end": False}
+        out = place.run(name, settings)
+        lines = place.lines(name, "start")[0]["executed"]
+        check(all(line in out.text for line in lines), f"{route}: what is on record is printed", out.text)
+        blocks = {}
+        for line in lines:
+            span = re.match(r"blocks (\d+)-(\d+)  (?!attention)", line)
+            for block in range(int(span.group(1)), int(span.group(2)) + 1) if span else ():
+                blocks.setdefault(block, []).append(line)
+        check(sorted(blocks) == list(range(1, settings["model.n_layers"] + 1)), f"{route}: every block", "\n".join(lines))
+        for line in blocks[1]:
+            check(formats(line) == EXECUTED[route], f"{route}: {EXECUTED[route]}", line)
+        for line in blocks[max(blocks)]:
+            check(formats(line) == LAST.get(route, EXECUTED[route]), f"{route}: the last block", line)
+        check(any(line.startswith("head: ") for line in lines), f"{route}: the head", "\n".join(lines))
+
+
+def test_misfits_are_named():
+    """Before any memory: the operand, the linear and the number; train and check say the same."""
+    for route, change, pattern in (
+            ("mxfp4-row-sr", {"model.hidden_size": 144, "model.head_dim": 64}, r"fprop x mxfp4/1x32/encode: qkv: columns 144 "),
+            ("mxfp4-row-sr", {"model.ffn_size": 272}, r"fprop x mxfp4/1x32/encode: down: columns 272 "),
+            ("mxfp4-row-sr", {"train.seq_len": 48}, r"wgrad dy mxfp4/1x32/encode: qkv: seq_len 48 is not a multiple of 32"),
+            ("te-native", {"model.hidden_size": 136, "model.head_dim": 64}, r"dgrad w nvfp4/2d16/tensor: out: rows 136 is not a multiple of 16"),
+            ("nvfp4-local", {"model.ffn_size": 352}, r"gate_up: ffn_size 352 is not a multiple of 256"),
+            ("fp8", {"train.seq_len": 40}, r"wgrad dy e5m2/tensor: qkv: seq_len 40 is not a multiple of 16")):
+        settings = {**route_settings(route), **change}
+        place.train("misfit", settings).expect(CONFIG, pattern)
+        check(not os.path.exists(place.at("misfit", "metrics.jsonl")), "nothing began")
+        place.command("check", "tiny.yaml", *words({**settings, "run.folder": "misfit"})).expect(CONFIG, pattern)
+    linears = [{"layers": "4-9", "fprop": {"x": "bf16", "w": "bf16"}, "dgrad": {"dy": "bf16"}, "wgrad": {"x": "bf16", "dy": "bf16"}}]
+    with open(place.at("absent.yaml"), "w") as f:
+        f.write("include: [tiny.yaml]\nroute: " + json.dumps({"name": "custom:absent", "linears": linears}) + "\n")
+    out = place.command("train", "absent.yaml", "--set", "run.folder=absent").expect(CONFIG)
+    check(re.search(r"\b4-9\b|\blayers?\b", out.text), "blocks that are not there are named", out.text)
+
+
+def test_routes_begin_alike():
+    """All of them from the same parameters, on the same samples; compare prints both digests."""
+    routes = [r for r in built_in_routes() if r != "fp32"]
+    runs = []
+    for route in routes:
+        runs.append("alike-" + route.replace("/", "-"))
+        place.run(runs[-1], {**route_settings(route), "model.n_layers": 6, "train.updates": 2, "checkpoint.at_end": False})
+    starts = [place.lines(run, "start")[0] for run in runs]
+    for key in ("init_hash", "train_digest", "validation_digest"):
+        check(len({s[key] for s in starts}) == 1, f"one {key}")
+    check(len({tuple(place.column(run, "batch_hash")) for run in runs}) == 1, "the same batches")
+    check(len({place.updates(run)[1]["loss"] for run in runs}) > 10, "but other losses")
+    place.command("compare", *runs).expect(
+        DONE, rf"Matched: initial parameters {starts[0]['init_hash']}, training stream {starts[0]['train_digest']}, and the batch of each of \d+ shared updates are equal")
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals(), place.close))
