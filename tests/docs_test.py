@@ -7,10 +7,11 @@ iff all are ok.  Arguments: names of tests to run (default all).
 import glob
 import os
 import re
+import shutil
 import subprocess
 import sys
 
-from fp4d import PROGRAM, ROOT, check, main
+from fp4d import BUILD, PROGRAM, ROOT, Skipped, check, main
 
 ROOMS = "base|kernels|comm|data|model|checkpoints|trainer|configs|scripts|tests|docs"
 
@@ -88,6 +89,21 @@ def test_keys():
                 seen += 1
                 check(key in known or any(k.startswith(key + ".") for k in known), f"{page}: there is no key {key}", line)
     check(seen > 20, f"only {seen} keys were found")
+
+
+def test_no_libm():
+    """docs/numerics.md: no libm in anything that trains.  Its functions are not correctly rounded, so their bits differ from
+    machine to machine; `generate` may use them."""
+    inexact = re.compile(r" U ((?:cos|sin|tan|sincos|exp|exp2|exp10|expm1|log|log2|log10|log1p|pow|cbrt|tanh|hypot|erf|atan2?)f?)$", re.M)
+    objects = [p for room in ("base", "kernels", "kernels/cpu", "comm", "data", "model", "checkpoints", "trainer")
+               for p in glob.glob(os.path.join(BUILD, room, "*.o"))]
+    check(len(objects) > 100, f"objects in {BUILD}")
+    if not shutil.which("nm"):
+        raise Skipped("no nm")
+    for path in objects:
+        if os.path.basename(path) != "sample.o":
+            used = inexact.findall(subprocess.run(["nm", "-u", path], capture_output=True, text=True, check=True).stdout)
+            check(not used, f"{os.path.relpath(path, BUILD)} calls {', '.join(used)}")
 
 
 def test_files():

@@ -49,8 +49,8 @@ bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct st
       .beta2 = (float)c->optimizer.beta2,
       .eps = (float)c->optimizer.eps,
       .grad_scale = (float)out->clip_coefficient,
-      .bias1 = (float)(1 - pow(c->optimizer.beta1, (double)t)),
-      .bias2 = (float)(1 - pow(c->optimizer.beta2, (double)t)),
+      .bias1 = (float)schedule_bias(c->optimizer.beta1, t),
+      .bias2 = (float)schedule_bias(c->optimizer.beta2, t),
   };
   struct draw draw = {.seed = (uint64_t)c->run.seed, .update = (uint32_t)update, .operand = DRAW_PARAMETER};
   float *master = model_master(run->model);

@@ -1,4 +1,4 @@
-/* The learning rate as a function of the update number alone. */
+/* The learning rate, and AdamW's bias corrections, as functions of the update number alone. */
 #ifndef FP4D_TRAINER_SCHEDULE_H
 #define FP4D_TRAINER_SCHEDULE_H
 
@@ -11,5 +11,8 @@
  *   WSD       lr until the last decay_updates, then linearly to min_lr
  *             (warm-up, stable, decay). */
 double schedule_lr(const struct config *c, int64_t update);
+
+/* 1 - beta^t for beta in [0, 1): AdamW's bias correction. */
+double schedule_bias(double beta, int64_t t);
 
 #endif
