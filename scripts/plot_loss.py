@@ -18,7 +18,7 @@ import sys
 COLOURS = ["#1f4e9c", "#c2410c", "#15803d", "#7e22ce", "#0e7490", "#a16207",
            "#be185d", "#475569", "#65a30d", "#dc2626", "#0284c7", "#854d0e"]
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 900, 520, 70, 20, 54
-LEGEND = 3  # runs a line
+LETTER = 7.4  # about as wide as a letter of the legend is
 
 
 def read_run(folder):
@@ -69,8 +69,10 @@ def ticks(low, high, count):
 
 
 def draw(runs, label, number, cut):
-    top = 26 + 20 * math.ceil(len(runs) / LEGEND)
-    updates = max(p[0] for r in runs for p in r["train"])
+    names = [run["name"] + (", held out " + number % run["validation"][-1][1] if run["validation"] else "") for run in runs]
+    beside = max(1, min(3, int((WIDTH - LEFT) / (34 + LETTER * max(map(len, names))))))  # runs on a line of the legend
+    top = 26 + 20 * math.ceil(len(runs) / beside)
+    updates = max(p[0] for r in runs for p in r["train"] + r["validation"])
     losses = [p[1] for r in runs for p in r["train"] + r["validation"]]
     low, high = min(losses), max(losses)
     pad = 0.05 * (high - low) or 0.05
@@ -104,11 +106,10 @@ def draw(runs, label, number, cut):
                    'clip-path="url(#inside)"/>' % (line, colour, dash))
         for u, v in run["validation"]:
             out.append('<circle cx="%.1f" cy="%.1f" r="4" fill="%s" stroke="white" clip-path="url(#inside)"/>' % (x(u), y(v), colour))
-        at, beside = LEFT + 10 + i % LEGEND * 270, 20 + 20 * (i // LEGEND)
-        last = ", held out " + number % run["validation"][-1][1] if run["validation"] else ""
-        out.append('<rect x="%d" y="%d" width="18" height="4" fill="%s"/>' % (at, beside, colour))
-        out.append('<text x="%d" y="%d">%s%s</text>' 
-                   % (at + 24, beside + 7, run["name"].replace("&", "&amp;").replace("<", "&lt;"), last))
+        left, line_top = LEFT + 10 + i % beside * (WIDTH - LEFT) // beside, 20 + 20 * (i // beside)
+        out.append('<line x1="%d" x2="%d" y1="%d" y2="%d" stroke="%s" stroke-width="4" stroke-dasharray="%s"/>'
+                   % (left, left + 18, line_top + 2, line_top + 2, colour, dash))
+        out.append('<text x="%d" y="%d">%s</text>' % (left + 24, line_top + 7, names[i].replace("&", "&amp;").replace("<", "&lt;")))
     out.append("</svg>")
     return "\n".join(out) + "\n"
 

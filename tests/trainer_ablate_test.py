@@ -300,10 +300,14 @@ def test_markdown():
 # ---- the picture ---------------------------------------------------------------
 
 
-def plot(*arguments):
-    done = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "plot_loss.py"), *arguments], cwd=place.path,
+def script(name, *arguments):
+    done = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", name), *arguments], cwd=place.path,
                           capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
+
+
+def plot(*arguments):
+    return script("plot_loss.py", *arguments)
 
 
 def test_plot_of_a_living_run():
@@ -339,6 +343,42 @@ def test_plot_excess():
     check(plot("-o", "x.svg", "--excess", "a/bf16")[0] != 0, "one run has no excess")
     check(plot("-o", "x.svg", "--excess", "--top", "-9", "a/bf16", "a/mxfp4-row-sr")[0] != 0, "cut off below everything")
     check(plot("-o", "l.svg", "a/bf16", "a/mxfp4-row-sr")[0] == 0, "losses themselves")
+
+
+# ---- several seeds -------------------------------------------------------------
+
+
+def seed(folder, losses, held_out):
+    """An ablation's folder by hand: {run: losses of updates 1, 2, ...}, {run: last held-out loss}."""
+    for name, values in losses.items():
+        os.makedirs(place.at(folder, name))
+        with open(place.at(folder, name, "metrics.jsonl"), "w") as f:
+            records = [{"kind": "update", "update": u, "loss": v} for u, v in enumerate(values, 1)]
+            records.append({"kind": "validation", "update": len(values), "loss": held_out[name]})
+            f.writelines(json.dumps(r) + "\n" for r in records)
+
+
+def test_excess_of_seeds():
+    """Means and standard errors by hand: of the last tenth (two of twenty updates), and of the held-out losses."""
+    flat = [2.0] * 18
+    seed("s1", {"bf16": flat + [1.0, 1.0], "x": flat + [1.1, 1.3], "y": flat + [0.9, 1.0]}, {"bf16": 1.0, "x": 1.25, "y": 1.0})
+    seed("s2", {"bf16": flat + [2.0, 1.0], "x": flat + [2.4, 1.4], "y": flat + [2.0, 1.0]}, {"bf16": 2.0, "x": 2.75, "y": 1.5})
+    code, out, err = script("excess.py", "--markdown", "t.md", "-o", "s.svg", "--window", "4", "s1", "s2")
+    check(code == 0, err)
+    # x: 0.2 and 0.4, held out 0.25 and 0.75, 25 % and 37.5 %; y: -0.05 and 0, held out 0 and -0.5, 0 % and -25 %
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in out.splitlines() if line.startswith("| `")]
+    check(rows == [["`y`", "-0.0250", "0.0250", "-0.2500", "0.2500", "-12.50", "+0.0000, -0.5000"],
+                   ["`x`", "+0.3000", "0.1000", "+0.5000", "0.2500", "+31.25", "+0.2500, +0.7500"]], "the table", out)
+    with open(place.at("t.md")) as f:
+        check(f.read() == out, "the same as printed")
+    lines = xml.dom.minidom.parse(place.at("s.svg")).getElementsByTagName("polyline")
+    check([len(l.getAttribute("points").split()) for l in lines] == [5, 5], "two curves of five windows")
+    seed("s3", {"bf16": flat, "x": flat}, {"bf16": 1.0, "x": 1.0})
+    seed("s4", {"x": flat}, {"x": 1.0})
+    seed("s5", {"bf16": flat, "x": flat[:9], "y": flat}, {"bf16": 1.0, "x": 1.0, "y": 1.0})
+    for folders, words in ((["s1", "s3"], "different runs"), (["s4"], "no run bf16"), (["s1", "s5"], "differ in length"), (["none"], "none")):
+        code, out, err = script("excess.py", *folders)
+        check(code == 1 and words in err and len(err.splitlines()) == 1, f"{folders}: {words}", err)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ Prints "ok NAME" or "not ok NAME: why" for each test; exit status 0 iff all are 
 import functools
 import json
 import os
+import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "oracle")]
-from fp4d import DONE, H5PY_PYTHON, Place, check, main
+from fp4d import DONE, H5PY_PYTHON, ROOT, Place, check, main
 
 try:
     import h5py
@@ -225,6 +226,33 @@ def test_routes_and_ratios():
             if r["row"] == "energy_ratio" and r["contraction"] == c:
                 for other, ratio in r["over"].items():
                     close(ratio, mean[r["route"]] / mean[other], f"{c} {r['route']} over {other}", 1e-9)
+
+
+def test_table():
+    """scripts/quality_table.py writes the same numbers, and routes of equal operands once."""
+    found = [r for r in rows() if r["row"] == "contraction"]
+    with open(place.at("quality.json"), "w") as f:
+        f.writelines(json.dumps(r) + "\n" for r in found)
+    table = [os.path.join(ROOT, "scripts", "quality_table.py")]
+    done = subprocess.run(table + [place.at("quality.json")], capture_output=True, text=True, timeout=60)
+    check(done.returncode == 0, done.stderr)
+    blocks = [[[c.strip() for c in line.strip("|").split("|")] for line in block.splitlines()]
+              for block in done.stdout.split("\n\n") if block.startswith("|")]
+    check(len(blocks) == 5, "five tables")
+    named = {name.strip("`"): row for row in blocks[0][2:] for name in row[0].split(", ")}
+    check(set(named) == {r["route"] for r in found} and len(blocks[0]) - 2 < len(named), "all routes, some together")
+    check(named["te-native"] is named["nvfp4-te/forward-bf16-tail"], "equal operands, one row")
+    for at, c in enumerate(CONTRACTIONS):
+        for route in ("te-native", "mxfp4-row-sr"):
+            energy = [r["error_energy"] / r["reference_energy"] for r in found if r["contraction"] == c and r["route"] == route]
+            close(float(named[route][1 + at]), (sum(energy) / len(energy)) ** 0.5, f"{c} {route}", 1e-3)
+    energy = {name: [r["error_energy"] / r["reference_energy"] for r in found if r["contraction"] == "dgrad" and r["route"] == name]
+              for name in ("mxfp4-row-sr", "nvfp4-local")}
+    ratio = [row for row in blocks[1] if row[:2] == ["dgrad", "`mxfp4-row-sr` / `nvfp4-local`"]]
+    close(float(ratio[0][2]), sum(energy["mxfp4-row-sr"]) / sum(energy["nvfp4-local"]), "energy ratio", 1e-3)
+    for path, words in ((place.at("none.json"), "No such file"), (os.path.join(ROOT, "Makefile"), "holds no contraction")):
+        done = subprocess.run(table + [path], capture_output=True, text=True, timeout=60)
+        check(done.returncode == 1 and words in done.stderr and len(done.stderr.splitlines()) == 1, path, done.stderr)
 
 
 if __name__ == "__main__":
