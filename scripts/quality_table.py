@@ -74,9 +74,10 @@ def main():
         if above not in routes or below not in routes:
             continue
         each = sorted(at[above] / at[below] for (c, _, _), at in energy.items() if c == contraction)
+        geometric = math.exp(sum(map(math.log, each)) / len(each)) if each[0] > 0 else 0
         rows.append([contraction, "`%s` / `%s`" % (above, below), "%.3f" % (pooled(contraction, above) / pooled(contraction, below)),
-                     "%.2f to %.2f" % (each[0], each[-1])])
-    table(["contraction", "error energy", "pooled", "single linears"], rows)
+                     "%.3f" % geometric, "%.2f to %.2f" % (each[0], each[-1])])
+    table(["contraction", "error energy", "pooled", "geometric mean", "single linears"], rows)
     for contraction in CONTRACTIONS:
         print("%s, relative L2 error\n" % contraction.capitalize())
         places = [p for p in energy if p[0] == contraction]
