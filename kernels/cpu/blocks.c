@@ -126,28 +126,25 @@ CPU_CLONES static void encode_stochastic(uint16_t *word, const uint16_t *z, int6
   }
 }
 
-/* Bytes of four places of each row, side by side. */
-CPU_CLONES static void join_fours(uint8_t *restrict four, const uint8_t *restrict scale) {
-  for (int r = 0; r < LANES; r++)
-    for (int k = 0; k < 4; k++) four[4 * r + k] = scale[k * LANES + r];
+/* Bytes of each row side by side, in fours. */
+CPU_CLONES static void join_fours(uint8_t *restrict four, const uint8_t *restrict scale, int64_t fours) {
+  for (int64_t g = 0; g < fours; g++)
+    for (int r = 0; r < LANES; r++)
+      for (int k = 0; k < 4; k++) four[(g * LANES + r) * 4 + k] = scale[(g * 4 + k) * LANES + r];
 }
 
 /* Scale bytes stand in fours, 512 bytes apart (a panel may begin within one); rows
  * 16 apart, those that are 32 apart 4. */
 static void write_scales(const struct operand *o, const struct panel *p, int block, const uint8_t *scale) {
   const int64_t n = p->cols / block, first = p->first_col / block, tile = ceil_div(o->cols / block, 4) * 512;
-  for (int64_t g = 0; g < n; g += 4, scale += 4 * LANES) {
-    const int64_t at = first + g, count = n - g < 4 ? n - g : 4;
-    uint8_t four[4 * LANES];
-    join_fours(four, scale);
-    for (int64_t r = 0; r < p->rows; r++) {
-      const int64_t row = p->first_row + r;
-      uint8_t *to = o->scales + row / 128 * tile + row % 32 * 16 + row % 128 / 32 * 4;
-      if (at % 4 == 0 && count == 4)
-        memcpy(to + at / 4 * 512, four + 4 * r, 4);
-      else
-        for (int64_t k = 0; k < count; k++) to[(at + k) / 4 * 512 + (at + k) % 4] = four[4 * r + k];
-    }
+  const int64_t whole = first % 4 == 0 ? n / 4 : 0; /* fours */
+  uint8_t four[PANEL_BLOCKS_MOST];
+  join_fours(four, scale, whole);
+  for (int64_t r = 0; r < p->rows; r++) {
+    const int64_t row = p->first_row + r;
+    uint8_t *to = o->scales + row / 128 * tile + row % 32 * 16 + row % 128 / 32 * 4;
+    for (int64_t g = 0; g < whole; g++) memcpy(to + (first / 4 + g) * 512, four + (g * LANES + r) * 4, 4);
+    for (int64_t g = 4 * whole; g < n; g++) to[(first + g) / 4 * 512 + (first + g) % 4] = scale[g * LANES + r];
   }
 }
 

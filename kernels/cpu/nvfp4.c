@@ -23,7 +23,7 @@
 enum { BLOCK = 16, BLOCKS = PANEL_BLOCKS_MOST, BITS_INFINITE = 0x7F80 };
 
 struct job {
-  const struct operand *o;
+  const struct operand *o, *done; /* done: the other view of the same tiles, or NULL */
   struct nvfp4_factor factor;
   const struct draw *draw;
 };
@@ -50,6 +50,20 @@ CPU_CLONES static void scales_of(uint8_t *restrict scale, float *restrict encode
   }
 }
 
+/* As the other view's, where each tile's scale stands already. */
+static void scales_as(struct panel_blocks *b, const struct operand *done, const struct panel *p, float decode) {
+  for (int64_t c = 0; c < p->cols; c += BLOCK)
+    for (int64_t r = 0; r < p->rows; r += BLOCK) {
+      const int64_t at = operand_scale_offset(p->first_col + c, (p->first_row + r) / BLOCK, done->cols / BLOCK);
+      const uint8_t scale = done->scales[at];
+      const float encode = nvfp4_encode_factor(scale, decode);
+      for (int64_t i = c / BLOCK * PANEL_ROWS + r, end = i + BLOCK; i < end; i++) {
+        b->scale[i] = scale;
+        b->encode[i] = encode;
+      }
+    }
+}
+
 static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
   const struct job *job = rule;
   const struct encoding *e = &job->o->encoding;
@@ -57,7 +71,9 @@ static void visit(void *rule, const uint16_t *bits, const struct panel *p, struc
   uint16_t field[PANEL_ELEMENTS];
   const bool tiled = e->block == BLOCK_2D16;
   blocks_amax(b.amax, bits, p, BLOCK, tiled);
-  if (e->scale == SCALE_TENSOR_4OVER6)
+  if (job->done)
+    scales_as(&b, job->done, p, job->factor.decode);
+  else if (e->scale == SCALE_TENSOR_4OVER6)
     nvfp4_four_or_six(b.scale, b.encode, b.amax, bits, p, &job->factor, tiled, job->o->view);
   else
     scales_of(b.scale, b.encode, b.amax, &job->factor);
@@ -65,19 +81,19 @@ static void visit(void *rule, const uint16_t *bits, const struct panel *p, struc
   blocks_write(job->o, p, bits, BLOCK, &b, job->draw ? field : NULL, counts);
 }
 
-static void quantise(struct cpu_device *d, const struct operand *o, const struct matrix *source,
-                     const struct nvfp4_factor *factor, const struct draw *draw, struct quantise_counts *counts) {
+static void quantise(struct cpu_device *d, const struct operand *o, const struct operand *done,
+                     const struct matrix *source, const struct nvfp4_factor *factor, const struct draw *draw,
+                     struct quantise_counts *counts) {
   CPU_REQUIRE(operand_outer_count(o) == 1, "one factor a view");
   o->outer[0] = factor->outer;
-  panels_visit(d, o, source, visit, &(struct job){o, *factor, draw}, counts);
+  panels_visit(d, o, source, visit, &(struct job){o, done, *factor, draw}, counts);
 }
 
-/* Tiles of both views are the same 16x16 elements, so their numbers are. */
 void nvfp4_quantise(struct cpu_device *d, const struct operand *o, const struct operand *twin,
                     const struct matrix *source, const struct draw *draw, struct quantise_counts *counts,
                     struct quantise_counts *twin_counts) {
   const float reach = o->encoding.scale == SCALE_TENSOR_4OVER6 ? NVFP4_REACH_4OVER6 : NVFP4_REACH;
   const struct nvfp4_factor factor = nvfp4_factor_of(view_amax(d, o, source), reach);
-  quantise(d, o, source, &factor, draw, counts);
-  if (twin) quantise(d, twin, source, &factor, NULL, twin_counts);
+  quantise(d, o, NULL, source, &factor, draw, counts);
+  if (twin) quantise(d, twin, o, source, &factor, NULL, twin_counts);
 }

@@ -22,13 +22,13 @@ struct candidate {
   float value[BLOCKS], encode[BLOCKS], error[BLOCKS];
 };
 
-CODES_INLINE void scale_candidate(struct candidate *restrict c, const uint16_t *restrict amax,
-                                  const struct nvfp4_factor *f, float more) {
+/* base: (a / 6) S */
+CODES_INLINE void scale_candidate(struct candidate *restrict c, const float *restrict base, float decode, float more) {
   for (int i = 0; i < BLOCKS; i++) {
-    const float b = bf16_decode(amax[i]) / 6.0f * f->encode * more;
+    const float b = base[i] * more;
     c->code[i] = nvfp4_scale_code(b < 448.0f ? b : 448.0f);
     c->value[i] = nvfp4_scale_value(c->code[i]);
-    c->encode[i] = nvfp4_encode_factor(c->code[i], f->decode);
+    c->encode[i] = nvfp4_encode_factor(c->code[i], decode);
   }
 }
 
@@ -58,14 +58,25 @@ CODES_INLINE void sum_errors(struct candidate *restrict c, const uint16_t *restr
 
 CPU_CLONES static void try_both(struct candidate *six, struct candidate *four, const uint16_t *amax,
                                 const uint16_t *bits, int64_t places, const struct nvfp4_factor *f) {
-  scale_candidate(six, amax, f, 1.0f);
-  scale_candidate(four, amax, f, 1.5f);
+  float base[BLOCKS];
+  for (int i = 0; i < BLOCKS; i++) base[i] = bf16_decode(amax[i]) / 6.0f * f->encode;
+  scale_candidate(six, base, f->decode, 1.0f);
+  scale_candidate(four, base, f->decode, 1.5f);
   if (f->outer > 0x1p-100f && f->outer < 0x1p+100f) {
     sum_errors(six, bits, places, f->outer, false);
     sum_errors(four, bits, places, f->outer, false);
   } else {
     sum_errors(six, bits, places, f->outer, true);
     sum_errors(four, bits, places, f->outer, true);
+  }
+}
+
+CPU_CLONES static void choose(uint8_t *restrict scale, float *restrict encode, const struct candidate *six,
+                              const struct candidate *four, int64_t blocks) {
+  for (int64_t i = 0; i < blocks; i++) {
+    const bool smaller = four->error[i] < six->error[i];
+    scale[i] = (uint8_t)(smaller ? four->code[i] : six->code[i]);
+    encode[i] = smaller ? four->encode[i] : six->encode[i];
   }
 }
 
@@ -92,9 +103,5 @@ void nvfp4_four_or_six(uint8_t *scale, float *encode, const uint16_t *amax, cons
     sum_tiles(six.error, places * (PANEL_ROWS / BLOCK));
     sum_tiles(four.error, places * (PANEL_ROWS / BLOCK));
   }
-  for (int64_t g = 0; g < places * PANEL_ROWS; g++) {
-    const bool smaller = four.error[g] < six.error[g];
-    scale[g] = (uint8_t)(smaller ? four.code[g] : six.code[g]);
-    encode[g] = smaller ? four.encode[g] : six.encode[g];
-  }
+  choose(scale, encode, &six, &four, places * PANEL_ROWS);
 }
