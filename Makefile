@@ -2,6 +2,7 @@
 #
 # CPU-only where nvcc is absent.  A build lives wholly under build/ (BUILD=...).
 #   make SANITIZE=1          address and undefined-behaviour sanitizers, build/asan
+#   make SANITIZE=thread     the race detector, build/tsan (slow: not part of check)
 #   make CROSS=aarch64 unit  base and kernels for aarch64, tests under qemu-user
 
 BUILD    ?= build
@@ -28,6 +29,14 @@ override BUILD := $(BUILD)/asan
 OPTIMISE   = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
              $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
 LDLIBS    += -fsanitize=address,undefined
+endif
+
+ifeq ($(SANITIZE),thread)
+override BUILD := $(BUILD)/tsan
+OPTIMISE   = -O1 -g -fno-omit-frame-pointer -fsanitize=thread $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
+LDLIBS    += -fsanitize=thread
+# Its shadow memory wants addresses that are not random.
+RUNNER     = setarch -R
 endif
 
 ifeq ($(CROSS),aarch64)
