@@ -2,6 +2,7 @@
 #include "base/hash.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -50,6 +51,20 @@ void hash_text(struct hash h, char text[HASH_TEXT]) {
     text[16 + i] = digits[h.low >> (60 - 4 * i) & 15];
   }
   text[32] = 0;
+}
+
+int hash_parse(const char *text, struct hash *h) {
+  static const char digits[] = "0123456789abcdef";
+  struct hash read = {0, 0};
+  for (int i = 0; i < 32; i++) {
+    const char *digit = text && text[i] ? strchr(digits, text[i]) : NULL;
+    if (!digit) return 0;
+    uint64_t *word = i < 16 ? &read.high : &read.low;
+    *word = *word << 4 | (uint64_t)(digit - digits);
+  }
+  if (text[32]) return 0;
+  *h = read;
+  return 1;
 }
 
 int hash_equal(struct hash a, struct hash b) { return a.high == b.high && a.low == b.low; }

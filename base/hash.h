@@ -23,6 +23,8 @@ struct hash hash_close(struct hash_state *s); /* frees s */
 struct hash hash_sum(struct hash a, struct hash b);
 
 void hash_text(struct hash h, char text[HASH_TEXT]);
+/* Reads what hash_text wrote; false for anything else, NULL too. */
+int hash_parse(const char *text, struct hash *h);
 int hash_equal(struct hash a, struct hash b);
 
 #endif

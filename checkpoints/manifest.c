@@ -86,7 +86,7 @@ static bool parse_file(const json_t *entry, struct manifest_file *f) {
   if (!name || !hash || !json_is_integer(bytes) || strlen(name) >= sizeof f->name || strchr(name, '/')) return false;
   snprintf(f->name, sizeof f->name, "%s", name);
   f->bytes = json_integer_value(bytes);
-  return strlen(hash) == 32 && sscanf(hash, "%16" SCNx64 "%16" SCNx64, &f->hash.high, &f->hash.low) == 2;
+  return hash_parse(hash, &f->hash);
 }
 
 static bool parse(const json_t *o, struct manifest *m) {

@@ -60,6 +60,12 @@ TEST(text_and_equality) {
   check_text((struct hash){.high = 0x0123456789abcdef, .low = 0xfedcba9876543210},
              "0123456789abcdeffedcba9876543210");
   CHECK(!hash_equal((struct hash){1, 2}, (struct hash){1, 3}));
+  struct hash h = {7, 7};
+  CHECK(hash_parse("0123456789abcdeffedcba9876543210", &h) && hash_equal(h, (struct hash){0x0123456789abcdef, 0xfedcba9876543210}));
+  static const char *const wrong[] = {NULL, "", "0123456789abcdeffedcba987654321", "0123456789abcdeffedcba98765432100", "0123456789Abcdeffedcba9876543210",
+                                      "0123456789abcdef fedcba9876543210", "-123456789abcdeffedcba9876543210", "0x23456789abcdeffedcba9876543210"};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) CHECK(!hash_parse(wrong[i], &h));
+  CHECK(hash_equal(h, (struct hash){0x0123456789abcdef, 0xfedcba9876543210})); /* as it was */
   CHECK(!hash_equal((struct hash){0, 2}, (struct hash){1, 2}));
 }
 

@@ -357,7 +357,7 @@ for name, settings, words in (
         ("more_layers", {"model.n_layers": 3}, r"model\.n_layers: 2 -> 3"), ("fewer_layers", {"model.n_layers": 1}, r"model\.n_layers: 2 -> 1"),
         ("tied", {"model.tied": "true"}, r"model\.tied: false -> true")):
     case("other_model_" + name, other_model, settings, "is of another model: " + words)
-case("other_model_no_master", other_model, {"train.master": "false"}, r"FP32 master", evaluated=False)
+case("other_model_no_master", other_model, {"train.master": "false"}, r"train\.master: true -> false", evaluated=False)
 case("other_samples_longer", other_model, {"train.seq_len": 64}, r"train\.seq_len: 32 -> 64", DATA, evaluated=False)
 case("other_samples_seed", other_model, {"data.seed": 9}, r"data\.seed: 1 -> 9", DATA, evaluated=False)
 
@@ -491,7 +491,7 @@ def put(key, value, *inner):
 
 for name, change, pattern in (
         ("no_meta", lambda meta: "not JSON", r"carries no configuration"), ("other_format", put("format", 2), r"meta of another format"),
-        ("bad_digest", put("train_digest", "xyz"), r"meta of another format"), ("other_update", put("update", 3), r"impossible counts"),
+        ("bad_digest", put("train_digest", "xyz"), r"names no training stream"), ("other_update", put("update", 3), r"impossible counts"),
         ("negative_samples", put("samples", -1), r"impossible counts"), ("huge_samples", put("samples", 2**62), r"impossible counts"),
         ("applied", put("applied", 3), r"impossible counts"), ("negative_count", put("loss_window", -5, "count"), r"impossible counts"),
         ("long_window", put("loss_window", 10**9, "window"), r"impossible counts"), ("no_values", put("grad_norm_window", None, "values"), r"impossible counts"),

@@ -181,6 +181,21 @@ def test_check_knows_what_train_will_say():
         check(not os.path.exists(place.at("new")), "check makes nothing")
 
 
+def test_check_refuses_what_a_resume_would():
+    """Every change that a start refuses is a problem for `check`, with the same words and exit code."""
+    route = {"run.folder": "again", "route": "mxfp4-row-sr"}
+    place.run("again", {"train.updates": 4, **route})
+    place.prepare("other.tokens", "held-out")
+    for settings, code in (({"model.n_layers": 1}, CHECKPOINT), ({"model.tied": True}, CHECKPOINT), ({"train.param_dtype": "bf16", "train.master": False}, CHECKPOINT),
+                           ({"run.seed": 7}, CHECKPOINT), ({"data.train": "other.tokens"}, DATA), ({"data.seed": 7}, DATA), ({"train.seq_len": 32}, DATA)):
+        out = place.train("again", {**route, **settings}).expect(code, "error: ")
+        why = re.search(r"error: (?:rank 0: )?(.*)", out.text).group(1)
+        place.command("check", "tiny.yaml", *words({**route, **settings})).expect(code, r"PROBLEM +checkpoint +" + re.escape(why), "\n1 problem\n")
+        if code == DATA:
+            place.command("check", "tiny.yaml", *words({**route, **settings, "data.allow_change": True})).expect(DONE, "all is well")
+    place.command("check", "tiny.yaml", *words(route)).expect(DONE, "goes on from there")
+
+
 def test_names_of_all_kinds():
     """Quotes, spaces, letters beyond ASCII, dashes: in every path that there is."""
     odd = "-a 'b\" \u00fc\u4e2d;$(c) #d"

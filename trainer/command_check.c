@@ -99,8 +99,9 @@ static void check_memory(struct report *r, const struct config *c, int threads) 
   say_problem(r, "memory", &e);
 }
 
-static void check_stream(struct report *r, const struct config *c, const char *subject, const char *path,
-                         bool training) {
+/* *digest is the stream's where it can be opened. */
+static void check_stream(struct report *r, const struct config *c, const char *subject, const char *path, bool training,
+                         struct hash *digest) {
   struct error e = {0};
   if (!file_exists(path)) {
     error_set(&e, ERROR_DATA, "%s does not exist", path);
@@ -115,6 +116,7 @@ static void check_stream(struct report *r, const struct config *c, const char *s
     return;
   }
   const struct stream_info *info = stream_info(s);
+  *digest = info->digest;
   if (strcmp(info->tokenizer, c->data.tokenizer) != 0) {
     error_set(&e, ERROR_DATA, "%s was made with tokenizer %s, data.tokenizer is %s", path, info->tokenizer, c->data.tokenizer);
     say_problem(r, subject, &e);
@@ -176,17 +178,20 @@ static bool check_folder(struct report *r, const struct config *c, const char *f
 }
 
 /* Would a start take it? */
-static bool check_match(struct report *r, const struct config *c, const struct checkpoint *k) {
+static bool check_match(struct report *r, const struct config *c, const struct checkpoint *k, struct hash train) {
   struct error e = {0};
   char *dump = config_dump(c);
   bool good = dump != NULL || error_set(&e, ERROR_SYSTEM, "out of memory");
-  good = good && match_model(k, dump, &e) && match_precision(k, dump, &e) && match_samples(k, dump, c->data.allow_change, false, &e);
+  good = good && match_constants(k, c, &e) && match_model(k, dump, &e) && match_precision(k, dump, &e);
+  if (good && !hash_equal(train, (struct hash){0, 0})) /* else there is a problem of the stream's */
+    good = match_stream(k, c->data.train, train, c->data.allow_change, false, &e);
+  good = good && match_samples(k, dump, c->data.allow_change, false, &e);
   free(dump);
   if (!good) say_problem(r, "checkpoint", &e);
   return good;
 }
 
-static void check_checkpoints(struct report *r, const struct config *c, const char *checkpoints, bool *some) {
+static void check_checkpoints(struct report *r, const struct config *c, const char *checkpoints, struct hash train, bool *some) {
   struct error e = {0};
   *some = false;
   if (!file_exists(checkpoints)) {
@@ -201,7 +206,7 @@ static void check_checkpoints(struct report *r, const struct config *c, const ch
   } else {
     *some = true;
     int64_t update = checkpoint_update(k);
-    if (check_match(r, c, k))
+    if (check_match(r, c, k, train))
       say_ok("checkpoint", "%s is whole: the run %s", checkpoint_path(k),
              update >= c->train.updates ? "is done" : "goes on from there");
     checkpoint_close(k);
@@ -257,10 +262,11 @@ int command_check(int argc, char **argv) {
     existing_folder(c.run.folder, folder, sizeof folder);
     check_config(&c);
     if (check_route(&r, &c, threads)) check_memory(&r, &c, threads);
-    check_stream(&r, &c, "train data", c.data.train, true);
-    if (c.data.validation[0]) check_stream(&r, &c, "validation", c.data.validation, false);
+    struct hash train = {0, 0}, validation = {0, 0};
+    check_stream(&r, &c, "train data", c.data.train, true, &train);
+    if (c.data.validation[0]) check_stream(&r, &c, "validation", c.data.validation, false, &validation);
     bool writable = check_folder(&r, &c, folder);
-    check_checkpoints(&r, &c, checkpoints, &some);
+    check_checkpoints(&r, &c, checkpoints, train, &some);
     if (writable) check_disk(&r, &c, folder, some);
   }
   if (r.problems == 0)

@@ -1,11 +1,13 @@
 #include "trainer/match.h"
 
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "trainer/changes.h"
+#include "trainer/constants.h"
 #include "trainer/state.h"
 
 /* Keys that are looked for, and what of them differs: "KEY: WAS -> IS, ...". */
@@ -62,6 +64,32 @@ bool match_samples(const struct checkpoint *k, const char *config, bool allowed,
   }
   error_set(e, ERROR_DATA, "checkpoint %s: its next sample would begin elsewhere in the stream: %s", checkpoint_path(k), s.found);
   return error_hint(e, "text would be read twice or left out; allow it with --set data.allow_change=true");
+}
+
+bool match_stream(const struct checkpoint *k, const char *path, struct hash digest, bool allowed, bool speak, struct error *e) {
+  json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
+  struct hash saved;
+  char was[HASH_TEXT], is[HASH_TEXT];
+  const bool known = hash_parse(json_string_value(json_object_get(meta, "train_digest")), &saved);
+  json_decref(meta);
+  if (!known) return error_set(e, ERROR_CHECKPOINT, "checkpoint %s names no training stream", checkpoint_path(k));
+  if (hash_equal(saved, digest)) return true;
+  hash_text(saved, was);
+  hash_text(digest, is);
+  if (allowed) {
+    if (speak) log_warning("the training stream changed: digest %s -> %s (data.allow_change)", was, is);
+    return true;
+  }
+  error_set(e, ERROR_DATA, "the training stream %s is not the one this run read: digest %s, now %s", path, was, is);
+  return error_hint(e, "restore the stream, or allow it with --set data.allow_change=true");
+}
+
+bool match_constants(const struct checkpoint *k, const struct config *c, struct error *e) {
+  json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
+  const bool good = constants_check(json_object_get(meta, "route_constants"), c, e) ||
+                    error_context(e, "checkpoint %s", checkpoint_path(k));
+  json_decref(meta);
+  return good;
 }
 
 static void warn(void *context, const char *key, const char *text) {

@@ -2,7 +2,6 @@
 #include "trainer/state_parts.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +10,6 @@
 #include "base/log.h"
 #include "kernels/formats.h"
 #include "trainer/changes.h"
-#include "trainer/constants.h"
 #include "trainer/match.h"
 
 enum { SLICE_KINDS = 4 };
@@ -249,20 +247,15 @@ static void log_changes(const struct run *run, const struct checkpoint *k) {
   free(saved);
 }
 
-static bool same_constants(const struct run *run, const struct checkpoint *k, struct error *e) {
-  json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
-  const bool good = constants_check(json_object_get(meta, "route_constants"), &run->config, e) ||
-                    error_context(e, "checkpoint %s", checkpoint_path(k));
-  json_decref(meta);
-  return good;
-}
-
 bool state_restore(struct run *run, enum resume_kind kind, const char *path, bool *resumed, struct error *e) {
   struct checkpoint *k;
   *resumed = false;
   bool good = state_choose(run, kind, path, &k, e);
   if (k) {
-    good = good && comm_agree(run->comm, same_constants(run, k, e) && read_weights(run, k, e) && read_moments(run, k, e) && state_read_counters(run, k, e), e);
+    /* in the order, and the words, of `check` */
+    good = good && comm_agree(run->comm, match_constants(k, &run->config, e) && match_model(k, run->config_text, e) &&
+                                             match_precision(k, run->config_text, e) && state_read_counters(run, k, e) &&
+                                             read_weights(run, k, e) && read_moments(run, k, e), e);
     if (good) {
       *resumed = true;
       if (run->rank == 0) log_changes(run, k);

@@ -63,11 +63,6 @@ char *state_meta(const struct run *run) {
   return text;
 }
 
-static bool hash_from_json(const json_t *value, struct hash *out) {
-  const char *text = json_string_value(value);
-  return text && sscanf(text, "%16" SCNx64 "%16" SCNx64, &out->high, &out->low) == 2;
-}
-
 static bool counters_from_json(struct run *run, const struct checkpoint *k, const json_t *meta) {
   run->update = json_integer_value(json_object_get(meta, "update"));
   run->applied = json_integer_value(json_object_get(meta, "applied"));
@@ -85,25 +80,12 @@ bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e)
   json_t *meta = json_loads(checkpoint_meta(k), 0, &where);
   if (!meta)
     return error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta is not JSON: %s", checkpoint_path(k), where.text);
-  struct hash digest = {0};
-  bool good = json_integer_value(json_object_get(meta, "format")) == META_FORMAT &&
-              hash_from_json(json_object_get(meta, "train_digest"), &digest) &&
-              hash_from_json(json_object_get(meta, "init_hash"), &run->init_hash);
-  if (!good) {
-    error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta of another format", checkpoint_path(k));
-  } else if (!hash_equal(digest, stream_info(run->train)->digest)) {
-    char was[HASH_TEXT], is[HASH_TEXT];
-    hash_text(digest, was);
-    hash_text(stream_info(run->train)->digest, is);
-    if (run->config.data.allow_change) {
-      if (run->rank == 0) log_warning("the training stream changed: digest %s -> %s (data.allow_change)", was, is);
-    } else {
-      good = error_set(e, ERROR_DATA, "the training stream %s is not the one this run read: digest %s, now %s",
-                       run->config.data.train, was, is);
-      error_hint(e, "restore the stream, or allow it with --set data.allow_change=true");
-    }
-  }
-  good = good && match_samples(k, run->config_text, run->config.data.allow_change, run->rank == 0, e);
+  bool good = (json_integer_value(json_object_get(meta, "format")) == META_FORMAT &&
+               hash_parse(json_string_value(json_object_get(meta, "init_hash")), &run->init_hash)) ||
+              error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta of another format", checkpoint_path(k));
+  const struct config *c = &run->config;
+  good = good && match_stream(k, c->data.train, stream_info(run->train)->digest, c->data.allow_change, run->rank == 0, e);
+  good = good && match_samples(k, run->config_text, c->data.allow_change, run->rank == 0, e);
   if (good && !counters_from_json(run, k, meta))
     good = error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta holds impossible counts", checkpoint_path(k));
   json_decref(meta);
