@@ -127,6 +127,15 @@ FP4D_INLINE uint32_t e4m3_encode(float x) {
   return m | sign;
 }
 
+/* The value of x's code, without the code: x is rounded to steps of 1/8 of its
+ * octave, from 2^-6 down of 2^-9. A NaN stays one. */
+FP4D_INLINE float e4m3_round(float x) {
+  uint32_t u = f32_bits(x), a = u & 0x7FFFFFFFu, m = a < 0x43E00000u ? a : 0x43E00000u;
+  float large = f32_from_bits(((m > 0x3C800000u ? m : 0x3C800000u) & 0x7F800000u) + (20u << 23));
+  float value = (f32_from_bits(m) + large) - large;
+  return a > 0x7F800000u ? x : f32_from_bits(f32_bits(value) | (u & 0x80000000u));
+}
+
 /* ---- E5M2 (57344 largest finite, 0x7C infinity) --------------------------- */
 
 FP4D_INLINE float e5m2_decode(uint32_t code) {

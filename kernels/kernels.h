@@ -145,6 +145,72 @@ struct attention_shape {
   int64_t batch, seq_len, n_heads, n_kv_heads, head_dim;
 };
 
+/* ---- attention in few bits: the rules are in kernels/attention.h ----------- */
+/* How attention's tensors are written; BF16 or FP32: the activations as they are.
+ *   qk     BF16; E4M3; NVFP4 (K16 blocks along head_dim, no outer factor)
+ *   pv     BF16; E4M3; MXFP4 (P in blocks of 32 keys, V in blocks of 32 tokens of a feature)
+ *   d_out  BF16: P and dS of the backward stay in FP32; E5M2 or E4M3: P and dS are
+ *          E4M3, and dO is this
+ * All zero is BF16 throughout. */
+struct attention_formats {
+  enum format qk, pv, d_out;
+  float p_slope, p_offset; /* MXFP4: a code of P is that of max(0, slope x + offset); slope 0: of 2^x */
+  float d_out_lift;        /* dO is published times 4 L: this power of two; 0: by its largest magnitude */
+};
+
+static inline bool attention_format_plain(enum format f) { return f == 0 || f == FORMAT_F32 || f == FORMAT_BF16; }
+static inline bool attention_plain(const struct attention_formats *f) {
+  return attention_format_plain(f->qk) && attention_format_plain(f->pv) && attention_format_plain(f->d_out);
+}
+
+enum attention_part { ATTENTION_PART_QK, ATTENTION_PART_PV, ATTENTION_PART_D_OUT, ATTENTION_PARTS };
+
+/* What boundary (2) publishes of the rotated qkv, as BF16 holds it.  T = tokens,
+ * Q = n_heads * head_dim, K = n_kv_heads * head_dim columns, head after head.
+ *   Q4, K4       E2M1, [T, Q/2] and [T, K/2], two codes a byte, low nibble first;
+ *                value = code * scale
+ *   …_SCALES     E4M3 of 16 columns, in operands' tiles of 128 rows x 4: one operand
+ *                of T rows and Q/16 (K/16) scale columns
+ *   Q8, K8, V8   E4M3 of four times the value, [T, Q], [T, K], [T, K]
+ *   V4           E2M1 by feature: [batch, K, S/2], S = seq_len rounded up to 32 and the
+ *                tokens that do not exist zero; value = code * scale / 6
+ *   V4_SCALES    E8M0 of 32 tokens, for each sample an operand of K rows and S/32
+ *                scale columns */
+enum attention_view {
+  ATTENTION_Q4, ATTENTION_Q4_SCALES,
+  ATTENTION_K4, ATTENTION_K4_SCALES,
+  ATTENTION_V4, ATTENTION_V4_SCALES,
+  ATTENTION_Q8, ATTENTION_K8, ATTENTION_V8,
+  ATTENTION_VIEWS
+};
+
+/* Boundary (2)'s payload: rope_forward writes every view, attention's forward and
+ * backward read them.  A view of 0 bytes is NULL. */
+struct attention_payload {
+  struct attention_formats formats;
+  uint8_t *view[ATTENTION_VIEWS];
+};
+
+/* Bytes of a view that these formats need; `training`: a backward follows. */
+int64_t attention_view_bytes(const struct attention_formats *f, const struct attention_shape *s, bool training,
+                             enum attention_view view);
+
+/* What the boundary of the output projection's dgrad publishes, where d_out has codes. */
+struct attention_gradient {
+  uint8_t *codes; /* [tokens, n_heads * head_dim] of 4 L dO */
+  float *lift;    /* L, [batch, n_kv_heads]; NaN where dO is not finite */
+  float *d_stat;  /* -4 sum over d of O * decoded code, [batch, n_heads, seq_len] */
+  float *l_stat;  /* 8 - log2(e) lse, likewise */
+};
+
+/* Counts of attention's codes: quantise_counts[ATTENTION_TENSORS], added to.  P
+ * and dS: of the pairs key <= query; what is never 0 but for rounding is P, and
+ * dS where dP differs from D.  P in forward, dO and dS in backward, the others by
+ * every view that rope_forward writes.  amax stands for dO and dS alone. */
+enum attention_tensor {
+  ATTENTION_Q, ATTENTION_K, ATTENTION_V, ATTENTION_P, ATTENTION_DO, ATTENTION_DS, ATTENTION_TENSORS
+};
+
 /* One AdamW update of one tensor.  g = grad_scale * grad;
  *   m = beta1 m + (1-beta1) g;  v = beta2 v + (1-beta2) g^2
  *   w -= lr * ( (m/bias1) / (sqrt(v/bias2) + eps) + weight_decay * w )
@@ -186,6 +252,10 @@ struct kernels {
   /* NULL when the backend executes this encoding as an operand of this view
    * of a contraction, else why not, as words that follow "mxfp4/...: ". */
   const char *(*refuse_encoding)(const struct device *d, const struct encoding *e, enum view view);
+  /* NULL when it executes this part of attention so, in BF16 activations, else
+   * why not, as words that follow "attention qk nvfp4: ".  Not asked of what is plain. */
+  const char *(*refuse_attention)(const struct device *d, const struct attention_formats *f, enum attention_part part,
+                                  const struct attention_shape *s);
 
   /* Scratch that the operations below need for these extents, in bytes;
    * `set_scratch` hands it over once, before any operation. */
@@ -231,9 +301,10 @@ struct kernels {
 
   /* Boundary (2): rotary embedding of q and k inside qkv[tokens,
    * (n_heads + 2 n_kv_heads) * head_dim], pairs interleaved (2i, 2i+1), in
-   * place; cos_sin [seq_len, head_dim/2, 2] FP32 (kernels/rope.h). */
-  void (*rope_forward)(struct device *d, struct matrix *qkv, const float *cos_sin,
-                       const struct attention_shape *s);
+   * place; cos_sin [seq_len, head_dim/2, 2] FP32 (kernels/rope.h).  Then the
+   * payload's views, from what was rounded.  payload, counts: may be NULL. */
+  void (*rope_forward)(struct device *d, struct matrix *qkv, const struct attention_payload *payload,
+                       struct quantise_counts *counts, const float *cos_sin, const struct attention_shape *s);
   /* The inverse rotation on d_qkv, then emission (plain may be d_qkv). */
   void (*rope_backward)(struct device *d, const struct emission *out, const struct matrix *d_qkv,
                         const float *cos_sin, const struct attention_shape *s);
@@ -241,11 +312,20 @@ struct kernels {
   /* Causal grouped-query attention.  out [tokens, n_heads * head_dim];
    * lse [batch, n_heads, seq_len] FP32, natural log of the softmax denominator
    * with scores scaled by 1/sqrt(head_dim).  *max_logit = max(*max_logit,
-   * largest scaled score); may be NULL. */
+   * largest scaled score); may be NULL, as counts may.  payload NULL: all plain;
+   * else of Q, K and V the views are read where formats have them. */
   void (*attention_forward)(struct device *d, struct matrix *out, float *lse, float *max_logit,
-                            const struct matrix *qkv, const struct attention_shape *s);
-  void (*attention_backward)(struct device *d, struct matrix *d_qkv, const struct matrix *d_out,
-                             const struct matrix *out, const float *lse, const struct matrix *qkv,
+                            struct quantise_counts *counts, const struct matrix *qkv,
+                            const struct attention_payload *payload, const struct attention_shape *s);
+  /* Publishes *g from dO where formats->d_out has codes (else it is not called). */
+  void (*attention_gradient)(struct device *d, const struct attention_gradient *g, struct quantise_counts *counts,
+                             const struct matrix *d_out, const struct matrix *out, const float *lse,
+                             const struct attention_formats *formats, const struct attention_shape *s);
+  /* d_qkv is the true gradient, whatever lifts were in between. With g, dO and lse
+   * are read in it alone; g NULL: formats->d_out is plain. */
+  void (*attention_backward)(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts,
+                             const struct matrix *d_out, const struct attention_gradient *g, const struct matrix *out,
+                             const float *lse, const struct matrix *qkv, const struct attention_payload *payload,
                              const struct attention_shape *s);
 
   /* Boundary (3): out[tokens, ffn] = silu(gate) * up from gate_up[tokens,

@@ -148,6 +148,26 @@ static void place_weight_operands(struct model *m, struct arena *a) {
 
 /* ---- activations ---------------------------------------------------------- */
 
+static struct attention_payload payload_take(const struct model *m, struct arena *a, enum arena_category c) {
+  struct attention_payload p = {.formats = route_attention(&m->route)};
+  for (int v = 0; v < ATTENTION_VIEWS; v++) {
+    int64_t bytes = attention_view_bytes(&p.formats, &m->extent.attention, m->shape.training, (enum attention_view)v);
+    if (bytes > 0) p.view[v] = arena_take(a, c, bytes, 1);
+  }
+  return p;
+}
+
+static struct attention_gradient attention_gradient_take(const struct model *m, struct arena *a, enum arena_category c) {
+  struct attention_gradient g = {0};
+  const struct attention_shape *s = &m->extent.attention;
+  if (attention_format_plain(m->route.attention_d_out)) return g;
+  g.codes = arena_take(a, c, m->extent.tokens * s->n_heads * s->head_dim, 1);
+  g.lift = floats_take(a, c, s->batch * s->n_kv_heads);
+  g.d_stat = floats_take(a, c, m->extent.tokens * s->n_heads);
+  g.l_stat = floats_take(a, c, m->extent.tokens * s->n_heads);
+  return g;
+}
+
 /* Of a block: what its backward reads. x_in is placed apart. */
 static void place_kept(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
   const struct linear_route *route = route_linear(&m->route, b->layer);
@@ -157,6 +177,7 @@ static void place_kept(struct model *m, struct block *b, struct arena *a, enum a
   b->lse = floats_take(a, c, tokens * m->config.n_heads);
   b->x_mid = matrix_take(a, c, m->type, tokens, hidden);
   b->qkv = matrix_take(a, c, m->type, tokens, b->linear[LINEAR_QKV].source.rows);
+  b->payload = payload_take(m, a, c);
   b->attended = matrix_take(a, c, m->type, tokens, b->linear[LINEAR_OUT].source.cols);
   b->gate_up = matrix_take(a, c, m->type, tokens, b->linear[LINEAR_GATE_UP].source.rows);
   b->linear[LINEAR_OUT].x.plain = b->attended;
@@ -233,6 +254,7 @@ static void place_activations(struct model *m, struct arena *a) {
     m->d_normed = matrix_take(a, transient, m->type, tokens, hidden);
     m->d_qkv = matrix_take(a, transient, m->type, tokens, m->block[0].linear[LINEAR_QKV].source.rows);
     m->d_attended = matrix_take(a, transient, m->type, tokens, m->block[0].linear[LINEAR_OUT].source.cols);
+    m->attention_gradient = attention_gradient_take(m, a, transient);
     m->d_act = matrix_take(a, transient, m->type, tokens, m->config.ffn_size);
   }
 
@@ -273,4 +295,5 @@ void layout_model(struct model *m, struct arena *a) {
   place_head(m, a);
   m->max_logit = floats_take(a, ARENA_TRANSIENT, 1);
   m->counts = arena_take(a, ARENA_TRANSIENT, TENSOR_COUNT * 2, sizeof *m->counts);
+  m->attention_counts = arena_take(a, ARENA_TRANSIENT, ATTENTION_TENSORS, sizeof *m->attention_counts);
 }

@@ -234,6 +234,7 @@ const struct model_signals *model_signals(const struct model *m) {
   struct quantise_counts seen[TENSOR_COUNT][2];
   m->d->k->download(m->d, seen, m->counts, sizeof seen);
   m->d->k->download(m->d, &m->signals->max_logit, m->max_logit, sizeof(float));
+  m->d->k->download(m->d, m->signals->attention, m->attention_counts, sizeof m->signals->attention);
   for (int t = 0; t < TENSOR_COUNT; t++)
     for (int view = 0; view < 2; view++) m->signals->counts[operand_role_of((enum tensor)t, (enum view)view)] = seen[t][view];
   return m->signals;
@@ -242,5 +243,6 @@ const struct model_signals *model_signals(const struct model *m) {
 void model_reset_signals(struct model *m) {
   const float lowest = -INFINITY;
   m->d->k->clear(m->d, m->counts, TENSOR_COUNT * 2 * sizeof *m->counts);
+  m->d->k->clear(m->d, m->attention_counts, ATTENTION_TENSORS * sizeof *m->attention_counts);
   m->d->k->upload(m->d, m->max_logit, &lowest, sizeof lowest);
 }

@@ -133,6 +133,7 @@ void model_on_tensor(struct model *m, model_listener *listener, void *context);
 struct model_signals {
   float max_logit;                                        /* attention, scaled */
   struct quantise_counts counts[OPERAND_ROLE_COUNT];      /* by role, all layers */
+  struct quantise_counts attention[ATTENTION_TENSORS];    /* where its formats have codes, all layers */
 };
 /* Read after synchronize; reset clears. */
 const struct model_signals *model_signals(const struct model *m);

@@ -37,6 +37,7 @@ struct block {
 
   struct matrix x_in, x_mid;          /* residual stream before attention and before the FFN */
   struct matrix qkv;                  /* rotated */
+  struct attention_payload payload;   /* of qkv, for attention */
   struct matrix attended;             /* attention's output */
   struct matrix gate_up;
   float *attention_rstd, *ffn_rstd;   /* [tokens] */
@@ -80,8 +81,11 @@ struct model {
   struct matrix d_residual; /* gradient of the residual stream */
   struct matrix d_normed, d_qkv, d_attended, d_act;
 
+  struct attention_gradient attention_gradient; /* of d_attended, for attention's backward */
+
   float *max_logit;
-  struct quantise_counts *counts; /* [TENSOR_COUNT][2 views] */
+  struct quantise_counts *counts;           /* [TENSOR_COUNT][2 views] */
+  struct quantise_counts *attention_counts; /* [ATTENTION_TENSORS] */
   struct model_signals *signals;  /* host */
   void (*on_phase)(void *context, enum model_phase phase);
   void *on_phase_context;

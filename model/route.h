@@ -87,6 +87,11 @@ const struct linear_route *route_linear(const struct route *r, int layer);
 /* Is update `update` (1-based) of `updates` in the route's forward tail? */
 bool route_in_forward_tail(const struct route *r, int64_t update, int64_t updates);
 
+/* The formats of attention. */
+static inline struct attention_formats route_attention(const struct route *r) {
+  return (struct attention_formats){.qk = r->attention_qk, .pv = r->attention_pv, .d_out = r->attention_d_out};
+}
+
 /* The format of the activations. */
 static inline enum format route_plain_format(const struct route *r) {
   return r->activations == DTYPE_F32 ? FORMAT_F32 : FORMAT_BF16;

@@ -120,13 +120,23 @@ static void check_tail(struct problems *p, const struct route *r) {
     problems_add(p, "forward_bf16_tail %g: activations are %s", r->forward_tail, dtype_name(r->activations));
 }
 
-/* Attention works on the activations as they are. */
-static void check_unrouted(struct problems *p, int *refused, const struct route *r, const char *what,
-                           enum format format) {
-  if (format == route_plain_format(r)) return;
-  problems_add(p, "%s %s: executed in the activations' type, %s, alone", what, format_name(format),
-               dtype_name(r->activations));
-  (*refused)++;
+static void check_attention(struct problems *p, int *refused, const struct route *r, const struct extent *x,
+                            const struct device *d) {
+  static const char *const part_name[ATTENTION_PARTS] = {"qk", "pv", "do"};
+  const struct attention_formats f = route_attention(r);
+  const enum format format[ATTENTION_PARTS] = {f.qk, f.pv, f.d_out};
+  for (int part = 0; part < ATTENTION_PARTS; part++) {
+    const enum format own = format[part];
+    if (own == route_plain_format(r)) continue;
+    if (attention_format_plain(own) || r->activations != DTYPE_BF16) {
+      problems_add(p, "attention %s %s: activations are %s", part_name[part], format_name(own), dtype_name(r->activations));
+      continue;
+    }
+    const char *why = d->k->refuse_attention(d, &f, (enum attention_part)part, &x->attention);
+    if (!why) continue;
+    problems_add(p, "attention %s %s: %s", part_name[part], format_name(own), why);
+    (*refused)++;
+  }
 }
 
 bool route_check(const struct route *r, int n_layers, const struct extent *x, const struct device *d,
@@ -146,9 +156,7 @@ bool route_check(const struct route *r, int n_layers, const struct extent *x, co
       problems_add(&p, "blocks %d-%d: the model has %d", span->first, span->last, n_layers);
     check_span(&p, &refused, r, span, x, d);
   }
-  check_unrouted(&p, &refused, r, "attention qk", r->attention_qk);
-  check_unrouted(&p, &refused, r, "attention pv", r->attention_pv);
-  check_unrouted(&p, &refused, r, "attention d_out", r->attention_d_out);
+  check_attention(&p, &refused, r, x, d);
   check_head(&p, &refused, r, x, d);
   check_tail(&p, r);
   if (problems_none(&p)) return true;

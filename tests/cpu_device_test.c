@@ -52,7 +52,7 @@ TEST(table) {
   CHECK(d != NULL);
   if (!d) return;
   const struct kernels *k = d->k;
-  CHECK(k->refuse_encoding && k->quantise && k->embedding_forward && k->embedding_backward);
+  CHECK(k->refuse_encoding && k->refuse_attention && k->attention_gradient && k->quantise && k->embedding_forward && k->embedding_backward);
   CHECK(k->add_rmsnorm_forward && k->add_rmsnorm_backward && k->rope_forward && k->rope_backward);
   CHECK(k->attention_forward && k->attention_backward && k->swiglu_forward && k->swiglu_backward);
   CHECK(k->contract && k->cross_entropy && k->adamw_update && k->measure);

@@ -260,7 +260,7 @@ TEST(rope) {
     struct matrix x = test_random(t, rows, cols, 700 + (uint64_t)i, 1.0), y[3], back[3];
     for (int k = 0; k < 3; k++) {
       y[k] = test_copy(&x);
-      cpu_rope_forward(dev[k], &y[k], table, s);
+      cpu_rope_forward(dev[k], &y[k], NULL, NULL, table, s);
       back[k] = k == 2 ? test_copy(&y[0]) : test_matrix(t, rows, cols);
       cpu_rope_backward(dev[k], &(struct emission){.plain = &back[k]}, k == 2 ? &back[k] : &y[0], table, s);
       CHECK(test_same(&y[0], &y[k]) && test_same(&back[0], &back[k]));
@@ -429,7 +429,7 @@ TEST(bits_are_fixed) {
     struct attention_shape s = {3, 15, 8, 1, 100};
     float *table = test_memory(15 * 100 * sizeof *table);
     rope_table(table, 15, 100, 500000.0, NULL);
-    cpu_rope_forward(dev[1], &dy, table, &s);
+    cpu_rope_forward(dev[1], &dy, NULL, NULL, table, &s);
     cpu_rope_backward(dev[1], &(struct emission){.plain = &dx}, &f.residual, table, &s);
     CHECK_HASH(test_hash_matrix(test_hash_matrix(TEST_HASH_START, &dy), &dx), expected[i][3]);
     drop(dy), drop(dx), drop(act), drop(d_gate_up), free(table);

@@ -65,7 +65,7 @@ static void compare(const struct golden *g) {
     memcpy(packed + t * dim, rows[t], (size_t)dim * sizeof(float));
     memcpy((float *)qkv.data + t * 3 * dim, g->q[t], (size_t)dim * sizeof(float));
   }
-  cpu_rope_forward(d, &qkv, packed, &s);
+  cpu_rope_forward(d, &qkv, NULL, NULL, packed, &s);
 
   for (int t = 0; t < POSITIONS; t++) {
     double of_table = 0, of_q = 0;

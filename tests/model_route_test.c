@@ -295,8 +295,14 @@ static int lines(const char *text) {
   return n;
 }
 
+static const char *refuse_attention(const struct device *d, const struct attention_formats *f, enum attention_part part,
+                                    const struct attention_shape *s) {
+  (void)d, (void)s;
+  return part == ATTENTION_PART_PV && f->pv == FORMAT_E4M3 ? "no such codes here" : NULL;
+}
+
 TEST(refusals) {
-  const struct kernels k = {.backend = "test", .refuse_encoding = refuse};
+  const struct kernels k = {.backend = "test", .refuse_encoding = refuse, .refuse_attention = refuse_attention};
   const struct device d = {.k = &k};
   struct extent x = extent_of(64, 128);
   struct route r;
@@ -380,7 +386,7 @@ TEST(refusals) {
   CHECK(!route_check(&r, 8, &x, &d, &e));
   CHECK(strstr(e.message, "blocks 1-2 have no formats"));
   CHECK(strstr(e.message, "blocks 5-8 have no formats"));
-  CHECK(strstr(e.message, "attention pv e4m3"));
+  CHECK(strstr(e.message, "attention pv e4m3: no such codes here"));
   CHECK_EQ_I64(e.code, ERROR_CONFIG);
   CHECK_EQ_I64(lines(e.message), 3);
   CHECK(!route_check(&r, 3, &x, &d, &e));
@@ -391,6 +397,15 @@ TEST(refusals) {
   r.attention_pv = FORMAT_E4M3;
   CHECK(!route_check(&r, 8, &x, &d, &e));
   CHECK_EQ_I64(e.code, ERROR_DEVICE);
+  r.attention_pv = FORMAT_MXFP4;
+  CHECK(route_check(&r, 8, &x, &d, &e));
+  r.attention_pv = FORMAT_F32;
+  CHECK(!route_check(&r, 8, &x, &d, &e));
+  CHECK(strstr(e.message, "attention pv fp32: activations are bf16"));
+  route_named("fp32", 8, &r, &e);
+  r.attention_qk = FORMAT_NVFP4;
+  CHECK(!route_check(&r, 8, &x, &d, &e));
+  CHECK(strstr(e.message, "attention qk nvfp4: activations are fp32"));
   route_named("bf16", 8, &r, &e);
   r.span[0].linear.operand[WGRAD_X].format = FORMAT_F32;
   CHECK(!route_check(&r, 8, &x, &d, &e));

@@ -88,6 +88,10 @@ static inline float *attention_take(char **at, int64_t *bytes, int64_t n) {
   return p;
 }
 
+/* Writes the payload's views of a rotated qkv. */
+void attention_publish(struct device *d, const struct attention_payload *payload, struct quantise_counts *counts,
+                       const struct matrix *qkv, const struct attention_shape *s);
+
 int64_t attention_forward_bytes(const struct attention_layout *a, int threads);
 int64_t attention_backward_bytes(const struct attention_layout *a, int threads);
 

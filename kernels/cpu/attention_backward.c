@@ -247,9 +247,12 @@ static void split_task(void *context, int64_t index, int worker) {
   walk(b, &w, &x);
 }
 
-void cpu_attention_backward(struct device *d, struct matrix *d_qkv, const struct matrix *d_out,
-                            const struct matrix *out, const float *lse, const struct matrix *qkv,
+void cpu_attention_backward(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts,
+                            const struct matrix *d_out, const struct attention_gradient *g, const struct matrix *out,
+                            const float *lse, const struct matrix *qkv, const struct attention_payload *payload,
                             const struct attention_shape *s) {
+  (void)counts;
+  CPU_REQUIRE(!g && (!payload || attention_plain(&payload->formats)), "refused formats");
   struct cpu_device *cpu = cpu_of(d);
   int threads = threads_count(cpu->threads);
   struct backward b = {.layout = attention_layout(s), .d_qkv = d_qkv, .d_out = d_out, .out = out, .qkv = qkv,

@@ -188,7 +188,10 @@ static void forward_task(void *context, int64_t index, int worker) {
 }
 
 void cpu_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit,
-                           const struct matrix *qkv, const struct attention_shape *s) {
+                           struct quantise_counts *counts, const struct matrix *qkv,
+                           const struct attention_payload *payload, const struct attention_shape *s) {
+  (void)counts;
+  CPU_REQUIRE(!payload || attention_plain(&payload->formats), "refused formats");
   struct cpu_device *cpu = cpu_of(d);
   int threads = threads_count(cpu->threads);
   struct forward f = {.layout = attention_layout(s), .out = out, .qkv = qkv, .lse = lse};

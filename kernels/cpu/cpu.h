@@ -57,6 +57,8 @@ void cpu_counts_add(struct quantise_counts *to, const struct quantise_counts *fr
 
 /* ---- the operations: kernels.h says what each does ----------------------- */
 const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e, enum view view);
+const char *cpu_refuse_attention(const struct device *d, const struct attention_formats *f, enum attention_part part,
+                                 const struct attention_shape *s);
 void cpu_quantise(struct device *d, const struct emission *out, const struct matrix *source);
 void cpu_embedding_forward(struct device *d, struct matrix *x, const struct matrix *table, const int32_t *tokens);
 void cpu_embedding_backward(struct device *d, float *d_table, const struct matrix *dx, const int32_t *tokens,
@@ -67,13 +69,19 @@ void cpu_add_rmsnorm_forward(struct device *d, const struct emission *out, struc
 void cpu_add_rmsnorm_backward(struct device *d, const struct emission *out, float *d_gain, const struct matrix *dy,
                               const struct matrix *d_above, const struct matrix *residual, const float *rstd,
                               const struct matrix *gain);
-void cpu_rope_forward(struct device *d, struct matrix *qkv, const float *cos_sin, const struct attention_shape *s);
+void cpu_rope_forward(struct device *d, struct matrix *qkv, const struct attention_payload *payload,
+                      struct quantise_counts *counts, const float *cos_sin, const struct attention_shape *s);
 void cpu_rope_backward(struct device *d, const struct emission *out, const struct matrix *d_qkv, const float *cos_sin,
                        const struct attention_shape *s);
 void cpu_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit,
-                           const struct matrix *qkv, const struct attention_shape *s);
-void cpu_attention_backward(struct device *d, struct matrix *d_qkv, const struct matrix *d_out,
-                            const struct matrix *out, const float *lse, const struct matrix *qkv,
+                           struct quantise_counts *counts, const struct matrix *qkv,
+                           const struct attention_payload *payload, const struct attention_shape *s);
+void cpu_attention_gradient(struct device *d, const struct attention_gradient *g, struct quantise_counts *counts,
+                            const struct matrix *d_out, const struct matrix *out, const float *lse,
+                            const struct attention_formats *formats, const struct attention_shape *s);
+void cpu_attention_backward(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts,
+                            const struct matrix *d_out, const struct attention_gradient *g, const struct matrix *out,
+                            const float *lse, const struct matrix *qkv, const struct attention_payload *payload,
                             const struct attention_shape *s);
 void cpu_swiglu_forward(struct device *d, const struct emission *out, const struct matrix *gate_up);
 void cpu_swiglu_backward(struct device *d, const struct emission *out, const struct matrix *d_act,

@@ -94,6 +94,12 @@ const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e
   return "unknown format";
 }
 
+const char *cpu_refuse_attention(const struct device *d, const struct attention_formats *f, enum attention_part part,
+                                 const struct attention_shape *s) {
+  (void)d, (void)f, (void)part, (void)s;
+  return "executed in the activations' type, bf16, alone";
+}
+
 void cpu_defect(const char *function, const char *what) {
   log_error("defect in %s: %s", function, what);
   abort();

@@ -4,6 +4,7 @@
  * each one product and one fma; the inverse is the rotation by -sin.  Forward
  * is a producer whose plain output is its own input.
  */
+#include "kernels/cpu/attention.h"
 #include "kernels/cpu/producer.h"
 #include "kernels/elementary.h"
 
@@ -47,8 +48,10 @@ static void rotate(struct device *d, const struct emission *out, const struct ro
                                     .op = r});
 }
 
-void cpu_rope_forward(struct device *d, struct matrix *qkv, const float *cos_sin, const struct attention_shape *s) {
+void cpu_rope_forward(struct device *d, struct matrix *qkv, const struct attention_payload *payload,
+                      struct quantise_counts *counts, const float *cos_sin, const struct attention_shape *s) {
   rotate(d, &(struct emission){.plain = qkv}, &(struct rotation){qkv, cos_sin, s, 1.0f});
+  if (payload && !attention_plain(&payload->formats)) attention_publish(d, payload, counts, qkv, s);
 }
 
 void cpu_rope_backward(struct device *d, const struct emission *out, const struct matrix *d_qkv, const float *cos_sin,
