@@ -4,8 +4,7 @@
 
 #include "base/hash.h"
 #include "base/philox.h"
-#include "kernels/cpu/cpu.h"
-#include "tests/test.h"
+#include "tests/cpu_device.h"
 
 static void *get(int64_t bytes) {
   void *p = malloc((size_t)(bytes > 0 ? bytes : 1));
@@ -108,10 +107,13 @@ static void literal_forward(const struct attention_shape *s, const double *qkv, 
           score[j] = x / sqrt((double)D);
           if (score[j] > top) top = score[j];
         }
-        for (int64_t j = 0; j <= i; j++) sum += exp(score[j] - top);
+        for (int64_t j = 0; j <= i; j++) {
+          score[j] = exp(score[j] - top);
+          sum += score[j];
+        }
         for (int64_t d = 0; d < D; d++) {
           double x = 0;
-          for (int64_t j = 0; j <= i; j++) x += exp(score[j] - top) * v[j * cols + d];
+          for (int64_t j = 0; j <= i; j++) x += score[j] * v[j * cols + d];
           out[(b * s->seq_len + i) * s->n_heads * D + h * D + d] = x / sum;
         }
         lse[(b * s->n_heads + h) * s->seq_len + i] = top + log(sum);
@@ -254,16 +256,43 @@ TEST(threads) {
   }
 }
 
-/* Scratch sized for the largest batch serves smaller ones: same bits. */
+/* Scratch sized for the largest extents serves smaller ones, whichever of the
+ * two is fused and which is split: same bits. */
 TEST(smaller_than_extent) {
-  for (int threads = 1; threads <= 3; threads += 2) {
-    struct attention_shape s = {3, 140, 2, 1, 32}, extent = {4, 160, 2, 1, 32};
-    struct problem a = problem_new(DTYPE_BF16, s, 2.0f), b = problem_new(DTYPE_BF16, s, 2.0f);
-    run(&a, threads);
-    run_sized(&b, threads, extent);
-    CHECK(same_bits(&a, &b));
-    problem_free(&a);
-    problem_free(&b);
+  static const struct attention_shape pairs[][2] = {{{3, 140, 2, 1, 16}, {4, 160, 2, 1, 16}},
+                                                    {{1, 40, 2, 1, 8}, {4, 40, 2, 1, 8}},
+                                                    {{1, 200, 3, 1, 6}, {2, 200, 3, 1, 6}},
+                                                    {{2, 33, 8, 1, 4}, {3, 127, 8, 1, 4}},
+                                                    {{2, 129, 2, 2, 10}, {5, 129, 2, 2, 10}}};
+  for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+    for (int threads = 1; threads <= 4; threads++) {
+      struct problem a = problem_new(DTYPE_BF16, pairs[i][0], 2.0f), b = problem_new(DTYPE_BF16, pairs[i][0], 2.0f);
+      run(&a, threads);
+      run_sized(&b, threads, pairs[i][1]);
+      CHECK(same_bits(&a, &b));
+      problem_free(&a);
+      problem_free(&b);
+    }
+}
+
+/* Sequences of many tiles, heads of any even and odd width, groups of any size. */
+TEST(large_shapes) {
+  for (int i = 0; i < 12; i++) {
+    struct attention_shape s = {.seq_len = i % 2 ? test_size(43, i, 900) : 300 + (int64_t)(test_uniform(42, i) * 600)};
+    int64_t room = 1200000 / (s.seq_len * s.seq_len); /* batch * n_heads * head_dim */
+    s.head_dim = test_size(44, i, room < 256 ? room : 256), room /= s.head_dim;
+    s.n_kv_heads = test_size(45, i, room < 3 ? room : 3), room /= s.n_kv_heads;
+    s.n_heads = s.n_kv_heads * test_size(46, i, room < 7 ? room : 7), room /= s.n_heads / s.n_kv_heads;
+    s.batch = test_size(47, i, room < 3 ? room : 3);
+    if (s.seq_len < 2) s.seq_len = 2;
+    enum dtype type = test_types[i / 2 % 2];
+    struct problem one = problem_new(type, s, 2.0f), many = problem_new(type, s, 2.0f);
+    run(&one, 1);
+    compare(&one, type == DTYPE_F32 ? 1e-5 : 2e-2, 1e-5);
+    run(&many, 2 + i % 2);
+    CHECK(same_bits(&one, &many));
+    problem_free(&one);
+    problem_free(&many);
   }
 }
 
@@ -391,6 +420,7 @@ int main(void) {
   RUN(finite_differences);
   RUN(threads);
   RUN(smaller_than_extent);
+  RUN(large_shapes);
   RUN(samples_are_independent);
   RUN(causality);
   RUN(nan_propagates);

@@ -47,6 +47,14 @@ static inline double test_uniform(uint64_t key, int64_t i) { /* (0, 1) */
   return ((double)r.word[0] + 0.5) * 0x1p-32;
 }
 
+/* 1..most, as often small as large; half of them beside a multiple of a power of two. */
+static inline int64_t test_size(uint64_t key, int64_t i, int64_t most) {
+  int64_t size = (int64_t)exp(test_uniform(key, 4 * i) * log((double)most + 1));
+  int64_t power = (int64_t)16 << (int)(test_uniform(key, 4 * i + 1) * 8);
+  if (test_uniform(key, 4 * i + 2) < 0.5) size = (size + power) / power * power + (int64_t)(test_uniform(key, 4 * i + 3) * 3) - 1;
+  return size > most ? most : size;
+}
+
 static inline struct matrix test_matrix(enum dtype t, int64_t rows, int64_t cols) {
   return (struct matrix){test_memory((size_t)(rows * cols) * dtype_bytes(t)), t, rows, cols};
 }

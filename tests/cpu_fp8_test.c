@@ -83,17 +83,29 @@ static void check(struct device *d, const struct matrix *source, const struct en
   }
 }
 
-TEST(against_the_model) {
-  static const int64_t shapes[][2] = {{1, 16}, {17, 32}, {16, 16}, {48, 144}, {144, 80}, {96, 272}, {64, 33}, {160, 7}, {13, 304}};
+static void check_shape(int64_t rows, int64_t cols, int kind) {
   static const struct encoding *pairs[][2] = {
       {&E4M3, &E4M3}, {&E5M2, &E5M2}, {&E4M3_ROW, &E4M3_ROW}, {&E5M2_ROW, &E5M2_ROW}, {&E4M3_SIGNED, &E4M3_SIGNED}};
+  struct matrix z = quantise_source(rows, cols, kind);
+  for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
+    check(dev[i % 3], &z, z.cols % 16 ? NULL : pairs[i][0], z.rows % 16 ? NULL : pairs[i][1]);
+  free(z.data);
+}
+
+TEST(against_the_model) {
+  static const int64_t shapes[][2] = {{1, 16}, {17, 32}, {16, 16}, {48, 144}, {144, 80}, {96, 272}, {64, 33}, {160, 7}, {13, 304}};
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
-    for (int kind = 0; kind < QUANTISE_KINDS; kind++) {
-      struct matrix z = quantise_source(shapes[s][0], shapes[s][1], kind);
-      for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
-        check(dev[i % 3], &z, z.cols % 16 ? NULL : pairs[i][0], z.rows % 16 ? NULL : pairs[i][1]);
-      free(z.data);
-    }
+    for (int kind = 0; kind < QUANTISE_KINDS; kind++) check_shape(shapes[s][0], shapes[s][1], kind);
+}
+
+/* Of many panels and pieces of the amax; either axis whole, at times both. */
+TEST(large_shapes) {
+  for (int i = 0; i < 12; i++) {
+    int64_t rows = test_size(35, i, 5000);
+    if (i % 3) rows = round_up(rows, 16);
+    const int64_t cols = test_size(36, i, 60000 / rows);
+    check_shape(rows, i % 3 == 1 ? cols : round_up(cols, 16), (int)(next() % QUANTISE_KINDS));
+  }
 }
 
 /* Every BF16 pattern against amaxes that make S odd, 1, FLT_MAX. */
@@ -182,6 +194,7 @@ int main(void) {
   RUN(errors);
   RUN(bits_of_every_machine);
   RUN(encodings_refused);
+  RUN(large_shapes);
   for (int i = 0; i < 3; i++) test_device_close(dev[i]);
   return test_report();
 }

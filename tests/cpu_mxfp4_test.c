@@ -137,25 +137,37 @@ TEST(golden_group) {
   device_end(&d);
 }
 
+/* Every encoding of a source of one kind. */
+static void check_shape(struct cpu_device *d, int64_t rows, int64_t cols, int kind) {
+  uint16_t *z = malloc((size_t)(rows * cols) * sizeof *z);
+  for (int64_t i = 0; i < rows * cols; i++) z[i] = value_of_kind(kind, 50);
+  struct draw draw = {.seed = ((uint64_t)next() << 32) | next(), .update = next() % 1000, .layer = 3, .operand = 2};
+  draw.first_sample = ((uint64_t)next() << 8) & 0xFFFFFFFFFF;
+  draw.seq_len = 1 + next() % (uint32_t)rows;
+  bool whole = rows % 32 == 0;
+  check_source(d, z, rows, cols, STOCHASTIC, whole ? &NEAREST : NULL, &draw);
+  check_source(d, z, rows, cols, NEAREST, whole ? &TILES : NULL, &draw);
+  if (whole) check_source(d, z, rows, cols, TILES, &TILES, &draw);
+  free(z);
+}
+
 TEST(against_the_model) {
   static const int64_t shapes[][2] = {{1, 32}, {31, 64}, {33, 96}, {32, 32}, {64, 288}, {96, 160}, {160, 32}, {257, 64},
                                       {32, 544}};
   struct cpu_device d = device_of(2);
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
-    for (int kind = 0; kind < KINDS; kind++) {
-      int64_t rows = shapes[s][0], cols = shapes[s][1];
-      uint16_t *z = malloc((size_t)(rows * cols) * sizeof *z);
-      for (int64_t i = 0; i < rows * cols; i++) z[i] = value_of_kind(kind, 50);
-      struct draw draw = {.seed = ((uint64_t)next() << 32) | next(), .update = next() % 1000, .layer = 3, .operand = 2};
-      draw.first_sample = ((uint64_t)next() << 8) & 0xFFFFFFFFFF;
-      draw.seq_len = 1 + next() % (uint32_t)rows;
-      bool whole = rows % 32 == 0;
-      check_source(&d, z, rows, cols, STOCHASTIC, whole ? &NEAREST : NULL, &draw);
-      check_source(&d, z, rows, cols, NEAREST, whole ? &TILES : NULL, &draw);
-      if (whole) check_source(&d, z, rows, cols, TILES, &TILES, &draw);
-      free(z);
-    }
+    for (int kind = 0; kind < KINDS; kind++) check_shape(&d, shapes[s][0], shapes[s][1], kind);
   device_end(&d);
+}
+
+/* Of many pieces, strips and scale tiles along either axis. */
+TEST(large_shapes) {
+  for (int i = 0; i < 10; i++) {
+    struct cpu_device d = device_of(1 + i % 3);
+    int64_t cols = round_up(test_size(31, i, 6000), 32), rows = test_size(32, i, 60000 / cols);
+    check_shape(&d, i % 4 ? round_up(rows, 32) : rows, cols, (int)(next() % KINDS));
+    device_end(&d);
+  }
 }
 
 /* Every BF16 pattern no larger than the group's first element, a power of two. */
@@ -513,5 +525,6 @@ int main(void) {
   RUN(rows_in_fp32);
   RUN(encodings_refused);
   RUN(bits_of_every_machine);
+  RUN(large_shapes);
   return test_report();
 }

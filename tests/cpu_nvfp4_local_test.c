@@ -31,6 +31,31 @@ struct shape {
   int64_t row_strip, row_segment, column_strip, column_segment;
 };
 
+static void check_shape(struct cpu_device *d, const struct shape *x, int rule, int kind) {
+  struct matrix m = source_new(x->rows, x->cols);
+  for (int64_t i = 0; i < x->rows * x->cols; i++) ((uint16_t *)m.data)[i] = value_of_kind(kind, 5000);
+  struct draw draw = {.seed = (uint64_t)next() << 32 | next(), .update = next() % 1000, .first_sample = next(),
+                      .seq_len = 1 + next() % 40, .layer = 3, .operand = 2};
+  for (int rounding = 0; rounding < 2 && x->cols % 16 == 0; rounding++) {
+    struct quantise_counts counts = {0};
+    struct operand o = quantised(d, &m, local(rule, BLOCK_1X16, (enum rounding)rounding, HADAMARD_NONE), VIEW_ROW,
+                                 x->row_strip, x->row_segment, &draw, &counts);
+    const struct quantise_counts want = check_operand(&o, &m, &draw);
+    check_counts(&counts, &want);
+    operand_end(&o);
+  }
+  for (int h = HADAMARD_NONE; h <= HADAMARD_SIGNED_32; h++) {
+    if (x->rows % (h == HADAMARD_SIGNED_32 ? 32 : 16) || (h == HADAMARD_SIGNED_32 && x->column_segment % 32)) continue;
+    struct quantise_counts counts = {0};
+    struct operand o = quantised(d, &m, local(rule, BLOCK_1X16, ROUND_NEAREST, (enum hadamard)h), VIEW_COLUMN,
+                                 x->column_strip, x->column_segment, NULL, &counts);
+    const struct quantise_counts want = check_operand(&o, &m, NULL);
+    check_counts(&counts, &want);
+    operand_end(&o);
+  }
+  free(m.data);
+}
+
 TEST(against_the_model) {
   static const struct shape shapes[] = {
       {1, 16, 0, 0, 0, 0},       {3, 48, 128, 0, 128, 0},     {16, 32, 0, 16, 16, 0},   {32, 144, 128, 48, 128, 16},
@@ -38,33 +63,24 @@ TEST(against_the_model) {
   };
   struct cpu_device d = device_of(2);
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
-    for (int kind = 0; kind < KINDS; kind++) {
-      const struct shape *x = &shapes[s];
-      struct matrix m = source_new(x->rows, x->cols);
-      for (int64_t i = 0; i < x->rows * x->cols; i++) ((uint16_t *)m.data)[i] = value_of_kind(kind, 5000);
-      struct draw draw = {.seed = (uint64_t)next() << 32 | next(), .update = next() % 1000, .first_sample = next(),
-                          .seq_len = 1 + next() % 40, .layer = 3, .operand = 2};
-      const int rule = RULES[(size_t)kind % 2 ^ s % 2];
-      for (int rounding = 0; rounding < 2; rounding++) {
-        struct quantise_counts counts = {0};
-        struct operand o = quantised(&d, &m, local(rule, BLOCK_1X16, (enum rounding)rounding, HADAMARD_NONE), VIEW_ROW,
-                                     x->row_strip, x->row_segment, &draw, &counts);
-        const struct quantise_counts want = check_operand(&o, &m, &draw);
-        check_counts(&counts, &want);
-        operand_end(&o);
-      }
-      for (int h = HADAMARD_NONE; h <= HADAMARD_SIGNED_32; h++) {
-        if (x->rows % (h == HADAMARD_SIGNED_32 ? 32 : 16) || (h == HADAMARD_SIGNED_32 && x->column_segment % 32)) continue;
-        struct quantise_counts counts = {0};
-        struct operand o = quantised(&d, &m, local(rule, BLOCK_1X16, ROUND_NEAREST, (enum hadamard)h), VIEW_COLUMN,
-                                     x->column_strip, x->column_segment, NULL, &counts);
-        const struct quantise_counts want = check_operand(&o, &m, NULL);
-        check_counts(&counts, &want);
-        operand_end(&o);
-      }
-      free(m.data);
-    }
+    for (int kind = 0; kind < KINDS; kind++) check_shape(&d, &shapes[s], RULES[(size_t)kind % 2 ^ s % 2], kind);
   device_end(&d);
+}
+
+/* Of many chunks, strips and, where the segments divide an axis, segments; either axis whole, at times both. */
+TEST(large_shapes) {
+  static const int64_t strips[] = {128, 256, 0, 384};
+  for (int i = 0; i < 12; i++) {
+    struct cpu_device d = device_of(1 + i % 3);
+    struct shape x = {.rows = test_size(39, i, 5000), .row_strip = strips[i % 4], .column_strip = strips[(i + 1) % 4]};
+    if (i % 3) x.rows = round_up(x.rows, 32);
+    x.cols = test_size(40, i, 40000 / x.rows);
+    if (i % 3 != 1) x.cols = round_up(x.cols, 32);
+    if (x.cols % 96 == 0) x.row_segment = x.cols / 3;
+    if (x.rows % 64 == 0) x.column_segment = x.rows / 2;
+    check_shape(&d, &x, RULES[i % 2], (int)(next() % KINDS));
+    device_end(&d);
+  }
 }
 
 /* Row and column view of a weight made at once: the model, and one the other transposed. */
@@ -176,5 +192,6 @@ int main(void) {
   RUN(tiles);
   RUN(as_an_operation);
   RUN(bits);
+  RUN(large_shapes);
   return test_report();
 }

@@ -170,30 +170,42 @@ TEST(golden_block) {
   free(z.data);
 }
 
-TEST(against_the_model) {
-  static const int64_t shapes[][2] = {{1, 16}, {17, 32}, {16, 16}, {32, 48}, {48, 144}, {144, 80}, {96, 272}, {64, 33},
-                                      {160, 7}, {13, 304}};
+/* Every pair of encodings that the shape allows. */
+static void check_shape(int64_t rows, int64_t cols, int kind) {
   static const struct encoding *pairs[][2] = {{&ROWS, &ROWS},  {&ROWS, &SIGNED},       {&SR, &SIGNED_SR}, {&SIGNED, &SR},
                                               {&TILES, &TILES}, {&BEST, &BEST}, {&BEST_TILES, &BEST_TILES},
                                               {&TILES, &BEST}, {&PLAIN_32, &PLAIN_32}};
+  struct matrix z = quantise_source(rows, cols, kind);
+  struct draw draw = {.seed = ((uint64_t)next() << 32) | next(), .update = next() % 1000};
+  draw.first_sample = ((uint64_t)next() << 8) & 0xFFFFFFFFFF;
+  draw.layer = 3, draw.operand = 2, draw.seq_len = 16 * (1 + next() % 9);
+  for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+    const struct encoding *r = pairs[i][0], *c = pairs[i][1];
+    const int64_t unit = r->hadamard == HADAMARD_SIGNED_32 ? 32 : 16;
+    const bool square = r->block == BLOCK_2D16;
+    if (cols % unit || (square && rows % 16)) r = NULL;
+    if (rows % unit || (square && cols % 16)) c = NULL;
+    if (r || c) check(dev[i % 3], &z, r, c, &draw);
+  }
+  free(z.data);
+}
+
+TEST(against_the_model) {
+  static const int64_t shapes[][2] = {{1, 16}, {17, 32}, {16, 16}, {32, 48}, {48, 144}, {144, 80}, {96, 272}, {64, 33},
+                                      {160, 7}, {13, 304}};
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
-    for (int kind = 0; kind < QUANTISE_KINDS; kind++) {
-      const int64_t rows = shapes[s][0], cols = shapes[s][1];
-      struct matrix z = quantise_source(rows, cols, kind);
-      struct draw draw = {.seed = ((uint64_t)next() << 32) | next(), .update = next() % 1000};
-      draw.first_sample = ((uint64_t)next() << 8) & 0xFFFFFFFFFF;
-      draw.layer = 3, draw.operand = 2, draw.seq_len = 16 * (1 + next() % 9);
-      for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
-        const struct encoding *r = pairs[i][0], *c = pairs[i][1];
-        const int64_t unit = r->hadamard == HADAMARD_SIGNED_32 ? 32 : 16;
-        const bool square = r->block == BLOCK_2D16;
-        if (cols % unit || (square && rows % 16)) r = NULL;
-        if (rows % unit || (square && cols % 16)) c = NULL;
-        if (r || c) check(dev[i % 3], &z, r, c, &draw);
-      }
-      free(z.data);
-    }
+    for (int kind = 0; kind < QUANTISE_KINDS; kind++) check_shape(shapes[s][0], shapes[s][1], kind);
   CHECK(literal_differs > 100); /* blocks whose scale is 0 were there */
+}
+
+/* Of many panels, scale tiles and pieces of the amax; either axis whole, at times both. */
+TEST(large_shapes) {
+  for (int i = 0; i < 9; i++) {
+    int64_t rows = test_size(33, i, 5000);
+    if (i % 3) rows = round_up(rows, 32);
+    const int64_t cols = test_size(34, i, 40000 / rows);
+    check_shape(rows, i % 3 == 1 ? cols : round_up(cols, 32), (int)(next() % QUANTISE_KINDS));
+  }
 }
 
 /* Every BF16 pattern as an element, and as the amax of the view. */
@@ -404,6 +416,7 @@ int main(void) {
   RUN(stochastic_rounding_is_unbiased);
   RUN(bits_of_every_machine);
   RUN(encodings_refused);
+  RUN(large_shapes);
   for (int i = 0; i < 3; i++) test_device_close(dev[i]);
   return test_report();
 }

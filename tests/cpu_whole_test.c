@@ -146,34 +146,46 @@ static struct quantise_counts check_operand(const struct operand *o, const struc
   return want;
 }
 
-TEST(mxfp4_against_the_model) {
-  static const int64_t shapes[][2] = {{1, 32}, {32, 64}, {64, 288}, {96, 33}, {160, 160}, {17, 544}, {288, 5}};
+static void check_shape(int64_t rows, int64_t cols, int kind) {
   static const struct encoding *pairs[][2] = {
       {&H32, &H32}, {&H16, &H16}, {&DECODE, &DECODE}, {&DECODE_SR, &FLOOR}, {&FLOOR, &FLOOR_PLAIN}, {&FLOOR_SR, &H32}};
-  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
-    for (int kind = 0; kind < QUANTISE_KINDS; kind++) {
-      struct matrix z = quantise_source(shapes[s][0], shapes[s][1], kind);
-      struct draw draw = {.seed = next(), .seq_len = 1 + next() % 70, .operand = 3, .layer = 2};
-      for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
-        struct quantise_counts counts[2] = {{0}}, want;
-        struct operand row = {0}, column = {0};
-        struct emission out = {.counts = counts, .draw = draw};
-        if (z.cols % 32 == 0) row = quantise_operand(*pairs[i][0], VIEW_ROW, z.rows, z.cols), out.row = &row;
-        if (z.rows % 32 == 0) column = quantise_operand(*pairs[i][1], VIEW_COLUMN, z.rows, z.cols), out.column = &column;
-        cpu_quantise(dev[i % 3], &out, &z);
-        if (out.row) {
-          want = check_operand(&row, &z, &draw);
-          quantise_check_counts(&counts[VIEW_ROW], &want);
-          quantise_drop(&row);
-        }
-        if (out.column) {
-          want = check_operand(&column, &z, &draw);
-          quantise_check_counts(&counts[VIEW_COLUMN], &want);
-          quantise_drop(&column);
-        }
-      }
-      free(z.data);
+  struct matrix z = quantise_source(rows, cols, kind);
+  struct draw draw = {.seed = next(), .seq_len = 1 + next() % 70, .operand = 3, .layer = 2};
+  for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+    struct quantise_counts counts[2] = {{0}}, want;
+    struct operand row = {0}, column = {0};
+    struct emission out = {.counts = counts, .draw = draw};
+    if (z.cols % 32 == 0) row = quantise_operand(*pairs[i][0], VIEW_ROW, z.rows, z.cols), out.row = &row;
+    if (z.rows % 32 == 0) column = quantise_operand(*pairs[i][1], VIEW_COLUMN, z.rows, z.cols), out.column = &column;
+    cpu_quantise(dev[i % 3], &out, &z);
+    if (out.row) {
+      want = check_operand(&row, &z, &draw);
+      quantise_check_counts(&counts[VIEW_ROW], &want);
+      quantise_drop(&row);
     }
+    if (out.column) {
+      want = check_operand(&column, &z, &draw);
+      quantise_check_counts(&counts[VIEW_COLUMN], &want);
+      quantise_drop(&column);
+    }
+  }
+  free(z.data);
+}
+
+TEST(mxfp4_against_the_model) {
+  static const int64_t shapes[][2] = {{1, 32}, {32, 64}, {64, 288}, {96, 33}, {160, 160}, {17, 544}, {288, 5}};
+  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+    for (int kind = 0; kind < QUANTISE_KINDS; kind++) check_shape(shapes[s][0], shapes[s][1], kind);
+}
+
+/* Of many panels and scale tiles; either axis whole, at times both. */
+TEST(large_shapes) {
+  for (int i = 0; i < 12; i++) {
+    int64_t rows = test_size(37, i, 5000);
+    if (i % 3) rows = round_up(rows, 32);
+    const int64_t cols = test_size(38, i, 60000 / rows);
+    check_shape(rows, i % 3 == 1 ? cols : round_up(cols, 32), (int)(next() % QUANTISE_KINDS));
+  }
 }
 
 TEST(golden_group) {
@@ -335,6 +347,7 @@ int main(void) {
   RUN(matrices_in_fp32);
   RUN(wanted);
   RUN(bits_of_every_machine);
+  RUN(large_shapes);
   for (int i = 0; i < 3; i++) test_device_close(dev[i]);
   return test_report();
 }

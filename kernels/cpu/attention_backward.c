@@ -53,8 +53,11 @@ static int64_t desk_bytes(const struct attention_layout *a, bool fused) {
   return bytes > rows ? bytes : rows;
 }
 
+/* Fewer samples than these may be split where these are fused, and a sequence may
+ * be shorter than the tile of queries that a split walk has room for. */
 int64_t attention_backward_bytes(const struct attention_layout *a, int threads) {
-  return shared_bytes(&a->shape) + threads * desk_bytes(a, fused_is_faster(&a->shape, threads));
+  int64_t split = desk_bytes(a, false), fused = fused_is_faster(&a->shape, threads) ? desk_bytes(a, true) : 0;
+  return shared_bytes(&a->shape) + threads * (fused > split ? fused : split);
 }
 
 struct backward {
