@@ -105,7 +105,7 @@ def test_routes_begin_alike():
     check(len({tuple(place.column(run, "batch_hash")) for run in runs}) == 1, "the same batches")
     check(len({place.updates(run)[1]["loss"] for run in runs}) > 10, "but other losses")
     place.command("compare", *runs).expect(
-        DONE, rf"Matched: initial parameters {starts[0]['init_hash']}, training stream {starts[0]['train_digest']}, and the batch of each of \d+ shared updates are equal")
+        DONE, rf"Matched: initial parameters {starts[0]['init_hash']}, training stream {starts[0]['train_digest']} and the batch of every shared update are equal")
 
 
 if __name__ == "__main__":
