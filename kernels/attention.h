@@ -45,6 +45,7 @@
 #define ATTENTION_LAZY 8.0f           /* the maximum moves when it is this far behind, in log2 */
 #define ATTENTION_LOG2_6 0x1.4ae00ep+1f
 #define ATTENTION_RAISE_EXP2 0x1.5b2c3ep-1f /* 1 - log2 1.25 */
+#define ATTENTION_RAISE_AFFINE 0.0f
 
 enum { ATTENTION_K16 = 16, ATTENTION_MX = 32 };
 
@@ -73,9 +74,8 @@ FP4D_INLINE uint32_t attention_v_scale(uint32_t amax) {
 /* ---- P in MXFP4 ---------------------------------------------------------- */
 
 /* e for the largest t of a block; below -126 the block is zero. */
-FP4D_INLINE float attention_p_exponent(float t_max, float slope) {
-  float t = t_max > -200.0f ? t_max : -200.0f;
-  t = t + (slope != 0.0f ? 0.0f : ATTENTION_RAISE_EXP2);
+FP4D_INLINE float attention_p_exponent(float t_max, float raise) {
+  float t = (t_max > -200.0f ? t_max : -200.0f) + raise;
   float n = (t + F32_ROUNDER) - F32_ROUNDER;
   return n > t ? n - 1.0f : n;
 }
@@ -86,10 +86,10 @@ FP4D_INLINE float attention_p_scale(float e) {
 }
 
 /* What E2M1 rounds. */
-FP4D_INLINE float attention_p_input(float t, float e, float slope, float offset) {
-  float x = (t - e) + ATTENTION_LOG2_6;
-  float y = f32_fma(slope, x, offset);
-  return slope != 0.0f ? (y > 0.0f ? y : 0.0f) : f32_exp2(x);
+FP4D_INLINE float attention_p_exp2(float t, float e) { return f32_exp2((t - e) + ATTENTION_LOG2_6); }
+FP4D_INLINE float attention_p_affine(float t, float e, float slope, float offset) {
+  float y = f32_fma(slope, (t - e) + ATTENTION_LOG2_6, offset);
+  return y > 0.0f ? y : 0.0f;
 }
 
 /* ---- gradients ------------------------------------------------------------ */

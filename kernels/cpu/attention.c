@@ -1,7 +1,7 @@
 /* What attention's forward and backward share: rows in and out of scratch. */
 #include "kernels/cpu/attention.h"
 
-#include "kernels/elementary.h"
+#include "kernels/attention.h"
 #include "kernels/formats.h"
 
 struct attention_layout attention_layout(const struct attention_shape *s) {
@@ -14,6 +14,48 @@ struct attention_layout attention_layout(const struct attention_shape *s) {
   a.scale = 1.0f / f32_sqrt((float)s->head_dim);
   a.kappa = a.scale * ATTENTION_LOG2_E;
   return a;
+}
+
+struct attention_source attention_codes(const struct attention_layout *a, const struct attention_payload *payload,
+                                        enum attention_view view) {
+  int64_t heads = view == ATTENTION_Q8 ? a->shape.n_heads : a->shape.n_kv_heads;
+  return (struct attention_source){.kind = SOURCE_E4M3, .codes = payload->view[view], .factor = 1.0f,
+                                   .cols = heads * a->shape.head_dim};
+}
+
+struct attention_sources attention_sources(const struct attention_layout *a, const struct matrix *qkv,
+                                           const struct attention_payload *payload) {
+  struct attention_sources x = {.q = {.plain = qkv, .col0 = attention_q_col(a, 0)},
+                                .k = {.plain = qkv, .col0 = attention_k_col(a, 0)},
+                                .v = {.plain = qkv, .col0 = attention_v_col(a, 0)}};
+  if (!payload) return x;
+  int64_t q_cols = a->shape.n_heads * a->shape.head_dim, k_cols = a->shape.n_kv_heads * a->shape.head_dim;
+  uint8_t *const *view = payload->view;
+  if (payload->formats.qk == FORMAT_NVFP4) {
+    x.q = (struct attention_source){SOURCE_NVFP4, NULL, view[ATTENTION_Q4], view[ATTENTION_Q4_SCALES], 0, q_cols, 1.0f};
+    x.k = (struct attention_source){SOURCE_NVFP4, NULL, view[ATTENTION_K4], view[ATTENTION_K4_SCALES], 0, k_cols, 1.0f};
+  } else if (payload->formats.qk == FORMAT_E4M3) {
+    x.q = attention_codes(a, payload, ATTENTION_Q8);
+    x.k = attention_codes(a, payload, ATTENTION_K8);
+    x.q.factor = x.k.factor = 1.0f / ATTENTION_LIFT;
+  }
+  if (payload->formats.pv == FORMAT_MXFP4) {
+    x.v = (struct attention_source){SOURCE_MXFP4, NULL, view[ATTENTION_V4], view[ATTENTION_V4_SCALES], 0, k_cols, 1.0f};
+  } else if (payload->formats.pv == FORMAT_E4M3) {
+    x.v = attention_codes(a, payload, ATTENTION_V8);
+    x.v.factor = 1.0f / ATTENTION_LIFT;
+  }
+  return x;
+}
+
+CPU_CLONES float attention_dot(const float *x, const float *y, int64_t n) {
+  enum { W = ATTENTION_BLOCK };
+  float sum[W] = {0};
+  for (int64_t d = 0; d < n; d += W)
+    for (int64_t l = 0; l < (n - d < W ? n - d : W); l++) sum[l] = f32_fma(x[d + l], y[d + l], sum[l]);
+  for (int half = W / 2; half > 0; half /= 2)
+    for (int l = 0; l < half; l++) sum[l] = sum[l] + sum[l + half];
+  return sum[0];
 }
 
 void attention_require(const struct attention_layout *a, const struct matrix *qkv, const struct matrix *out) {
@@ -37,13 +79,73 @@ static CPU_CLONES void load_bf16(float *restrict rows, int64_t ld, const uint16_
   }
 }
 
-void attention_load(float *rows, const struct attention_layout *a, const struct matrix *m, int64_t first, int64_t n,
-                    int64_t padded, int64_t col) {
+static void load_plain(float *rows, const struct attention_layout *a, const struct matrix *m, int64_t first, int64_t n,
+                       int64_t col) {
   int64_t dim = a->shape.head_dim, from = first * m->cols + col;
   if (m->dtype == DTYPE_BF16)
     load_bf16(rows, a->ld, (const uint16_t *)m->data + from, m->cols, n, dim);
   else
     for (int64_t r = 0; r < n; r++) cpu_load(rows + r * a->ld, m, from + r * m->cols, dim);
+}
+
+static CPU_CLONES void load_fp8(float *restrict rows, int64_t ld, const uint8_t *restrict codes, int64_t stride,
+                                int64_t n, int64_t dim, float factor, bool e5m2) {
+  for (int64_t r = 0; r < n; r++) {
+    const uint8_t *code = codes + r * stride;
+    if (e5m2)
+      for (int64_t d = 0; d < dim; d++) rows[r * ld + d] = e5m2_decode(code[d]) * factor;
+    else
+      for (int64_t d = 0; d < dim; d++) rows[r * ld + d] = e4m3_decode(code[d]) * factor;
+  }
+}
+
+/* Codes first, then their scales: loops that end with a block are not vectorised.
+ * `first` counts rows of the whole tensor: scales lie in tiles of it. */
+static CPU_CLONES void load_nvfp4(float *restrict rows, int64_t ld, const struct attention_source *x, int64_t first,
+                                  int64_t n, int64_t dim, int64_t col) {
+  enum { K16 = ATTENTION_K16 };
+  for (int64_t r = 0; r < n; r++) {
+    const uint8_t *restrict code = x->codes + (first + r) * (x->cols / 2) + col / 2;
+    float *restrict row = rows + r * ld;
+    for (int64_t i = 0; i < dim / 2; i++) {
+      row[2 * i] = e2m1_decode(code[i]);
+      row[2 * i + 1] = e2m1_decode((uint32_t)code[i] >> 4);
+    }
+    for (int64_t b = 0; b < dim / K16; b++) {
+      float scale = e4m3_decode(x->scales[operand_scale_offset(first + r, col / K16 + b, x->cols / K16)]);
+      for (int i = 0; i < K16; i++) row[b * K16 + i] = row[b * K16 + i] * scale;
+    }
+  }
+}
+
+/* Codes stand by feature. */
+static CPU_CLONES void load_mxfp4(float *restrict rows, const struct attention_layout *a,
+                                  const struct attention_source *x, int64_t first, int64_t n, int64_t col) {
+  enum { MX = ATTENTION_MX };
+  const struct attention_shape *s = &a->shape;
+  int64_t blocks = ceil_div(s->seq_len, MX), sample = first / s->seq_len, token = first % s->seq_len;
+  const uint8_t *codes = x->codes + (sample * x->cols + col) * blocks * (MX / 2);
+  const uint8_t *scales = x->scales + sample * round_up(x->cols, 128) * round_up(blocks, 4);
+  for (int64_t d = 0; d < s->head_dim; d++)
+    for (int64_t b = 0; b * MX < n; b++) {
+      int64_t block = token / MX + b, most = n - b * MX < MX ? n - b * MX : MX;
+      const uint8_t *code = codes + (d * blocks + block) * (MX / 2);
+      uint32_t byte = scales[operand_scale_offset(col + d, block, blocks)];
+      for (int64_t t = 0; t < most; t++)
+        rows[(b * MX + t) * a->ld + d] = mxfp4_decode((uint32_t)code[t / 2] >> 4 * (t % 2), byte) * x->factor;
+    }
+}
+
+void attention_load(float *rows, const struct attention_layout *a, const struct attention_source *x, int64_t first,
+                    int64_t n, int64_t padded, int64_t head) {
+  int64_t dim = a->shape.head_dim, col = head * dim, from = first * x->cols + col;
+  switch (x->kind) {
+    case SOURCE_PLAIN: load_plain(rows, a, x->plain, first, n, x->col0 + col); break;
+    case SOURCE_E4M3:
+    case SOURCE_E5M2: load_fp8(rows, a->ld, x->codes + from, x->cols, n, dim, x->factor, x->kind == SOURCE_E5M2); break;
+    case SOURCE_NVFP4: load_nvfp4(rows, a->ld, x, first, n, dim, col); break;
+    case SOURCE_MXFP4: load_mxfp4(rows, a, x, first, n, col); break;
+  }
   for (int64_t r = 0; r < padded; r++)
     for (int64_t d = r < n ? dim : 0; d < a->cols; d++) rows[r * a->ld + d] = 0.0f;
 }

@@ -1,5 +1,5 @@
-/* The definition of causal grouped-query attention with P in FP32, and what
- * its forward and backward share.
+/* The definition of causal grouped-query attention, with P in FP32 and in few
+ * bits, and what its forward and backward share.
  *
  * Query head h reads kv head h / group, group = n_heads / n_kv_heads.  For
  * query i only keys j <= i exist: a later token takes no part in any sum, not
@@ -27,6 +27,29 @@
  *   dV_jd = +0;  heads of the group ascending, in each i ascending from j: fma(p_ij, dO_id, dV_jd)
  *   dK_jd = +0;  the same order: fma(ds_ij, q_id, dK_jd);  at the end times scale
  *   dQ_id = +0;  j ascending to i: fma(ds_ij, k_jd, dQ_id);  at the end times scale
+ *
+ * In few bits (kernels/attention.h says how each number is written) q, k and v
+ * are what their codes decode to: the same sums over those, with these differences.
+ *
+ * Forward with P in codes:
+ *   the maximum is lazy: m' = max as above, but m stays where (m - m') kappa >= -8;
+ *   c = 1 where it stays, else exp2(b - b'), and 0 in the first tile
+ *   E4M3   l sums p_j as above, unrounded; O_d = fma(E4M3(p_j), v_jd, O_d)
+ *   MXFP4  blocks of 32 keys from the tile's first, of the keys that the query sees:
+ *          t_j = fma(s_ij, kappa, -b), t_max from the largest s; code q_j, scale 2^e
+ *          sum = fma(2^e, sum of the block's q_j, sum);  O_d = fma(2^e q_j, 6 v_jd, O_d)
+ *          out_id = O_d * (1 / (6 l)),  lse_i = fma(b, ln 2, log(l / 6))
+ *          A block with e < -126 is zero.  A NaN among the scores makes the row NaN.
+ *   P is normalised by what its codes sum to in MXFP4, by what it was in E4M3.
+ * Backward with dO in codes (g: 4 L dO, k8, q8, v8: 4 k, 4 q, 4 v; all as decoded):
+ *   d_stat_i = -4 * (sum over d of g_id * O_id, as D),  l_stat_i = fma(lse_i, -log2(e), 8)
+ *   p_ij  = E4M3(exp2(min(fma(s_ij, kappa, l_stat_i), 8)))                      256 P
+ *   dp_ij = +0;  d ascending: fma(g_id, v8_jd, dp_ij)                           16 L dP
+ *   ds_ij = E4M3(p_ij * (dp_ij + d_stat_i) * (scale / 16))                      256 L scale dS
+ *   dV_jd of p_ij and g_id, dK_jd of ds_ij and q8_id, dQ_id of ds_ij and k8_jd, in
+ *   the same orders; at the end times 2^-10 / L.
+ * Backward with dO plain: P and dS in FP32 from the decoded q, k and v (v in MXFP4
+ * rounded to FP32, its sixth being no binary number).
  *
  * Only the tile of 128 keys is visible in the bits: every other blocking below
  * is a schedule.  exp2 and log are those of kernels/elementary.h.
@@ -69,10 +92,30 @@ static inline int64_t attention_v_col(const struct attention_layout *a, int64_t 
   return (a->shape.n_heads + a->shape.n_kv_heads + g) * a->shape.head_dim;
 }
 
-/* rows[padded][ld] = head_dim columns from `col` of m's rows first..first+n-1;
- * zero in the columns up to `cols` and in the rows from n. */
-void attention_load(float *rows, const struct attention_layout *a, const struct matrix *m, int64_t first, int64_t n,
-                    int64_t padded, int64_t col);
+/* One of Q, K, V, dO as it is contracted. */
+struct attention_source {
+  enum { SOURCE_PLAIN, SOURCE_E4M3, SOURCE_E5M2, SOURCE_NVFP4, SOURCE_MXFP4 } kind;
+  const struct matrix *plain;
+  const uint8_t *codes, *scales;
+  int64_t col0, cols; /* plain: the column at which the tensor begins; of codes: columns of a row */
+  float factor;       /* of what codes decode to (MXFP4: six times the value) */
+};
+
+/* Q, K and V for scores and P V: what the formats have them in. */
+struct attention_sources {
+  struct attention_source q, k, v;
+};
+struct attention_sources attention_sources(const struct attention_layout *a, const struct matrix *qkv,
+                                           const struct attention_payload *payload);
+/* Q8, K8 or V8 as codes, four times the value. */
+struct attention_source attention_codes(const struct attention_layout *a, const struct attention_payload *payload,
+                                        enum attention_view view);
+
+/* rows[padded][ld] = head_dim columns of a head, tokens first..first+n-1 (of one
+ * sample; MXFP4: the first is the first of a block); zero in the columns up to
+ * `cols` and in the rows from n. */
+void attention_load(float *rows, const struct attention_layout *a, const struct attention_source *x, int64_t first,
+                    int64_t n, int64_t padded, int64_t head);
 /* Writes rows[n][ld] * factor there. */
 void attention_store(struct matrix *m, const struct attention_layout *a, int64_t first, int64_t n, int64_t col,
                      float *rows, float factor);
@@ -87,6 +130,9 @@ static inline float *attention_take(char **at, int64_t *bytes, int64_t n) {
   *bytes += size;
   return p;
 }
+
+/* Sum of x y: 32 partial sums as of D above. */
+float attention_dot(const float *x, const float *y, int64_t n);
 
 /* Writes the payload's views of a rotated qkv. */
 void attention_publish(struct device *d, const struct attention_payload *payload, struct quantise_counts *counts,

@@ -8,7 +8,7 @@
  * Both keep memory linear in the sequence.
  */
 #include "kernels/cpu/attention.h"
-#include "kernels/elementary.h"
+#include "kernels/attention.h"
 
 enum { W = ATTENTION_BLOCK, R = ATTENTION_ROWS, PAIR_LD = ATTENTION_KEYS + 16 };
 
@@ -62,24 +62,19 @@ int64_t attention_backward_bytes(const struct attention_layout *a, int threads) 
 
 struct backward {
   struct attention_layout layout;
+  struct attention_sources source;              /* for scores and dP */
+  struct attention_source d_out_source, q8, k8; /* q8, k8: for dK and dQ, where dO has codes */
+  const struct attention_gradient *gradient;    /* where it has */
   struct matrix *d_qkv;
-  const struct matrix *d_out, *out, *qkv;
+  const struct matrix *d_out, *out;
   const float *lse;
-  float *delta; /* D: [batch, n_heads, seq_len] */
+  float *delta; /* D: [batch, n_heads, seq_len], where it has not */
+  struct quantise_counts *counts;
   char *desks;
   int64_t desk_bytes;
 };
 
 /* ---- D ------------------------------------------------------------------- */
-static CPU_CLONES float dot(const float *x, const float *y, int64_t n) {
-  float sum[W] = {0};
-  for (int64_t d = 0; d < n; d += W)
-    for (int64_t l = 0; l < (n - d < W ? n - d : W); l++) sum[l] = f32_fma(x[d + l], y[d + l], sum[l]);
-  for (int half = W / 2; half > 0; half /= 2)
-    for (int l = 0; l < half; l++) sum[l] = sum[l] + sum[l + half];
-  return sum[0];
-}
-
 /* D of 32 tokens, all heads. */
 static void delta_task(void *context, int64_t index, int worker) {
   const struct backward *b = context;
@@ -91,7 +86,7 @@ static void delta_task(void *context, int64_t index, int worker) {
     cpu_load(y, b->out, t * cols, cols);
     for (int64_t h = 0; h < s->n_heads; h++)
       b->delta[(t / s->seq_len * s->n_heads + h) * s->seq_len + t % s->seq_len] =
-          dot(x + h * s->head_dim, y + h * s->head_dim, s->head_dim);
+          attention_dot(x + h * s->head_dim, y + h * s->head_dim, s->head_dim);
   }
 }
 
@@ -99,33 +94,76 @@ static void delta_task(void *context, int64_t index, int worker) {
 struct pair {
   int64_t keys, queries; /* that exist */
   int64_t ahead;         /* first query - first key; below 128 the diagonal is in the pair */
-  const float *lse, *delta;
+  const float *lse, *delta; /* where dO has codes: l_stat, d_stat */
 };
 
+/* Of a lane of keys: dS in codes. */
+struct seen {
+  uint32_t zeros[ATTENTION_BLOCK], saturated[ATTENTION_BLOCK], largest[ATTENTION_BLOCK];
+};
+
+/* P and dS of 8 queries and 32 keys, from S and dP in their place, in FP32. */
+ATTENTION_INLINE void gradients(float *restrict p, float *restrict ds, float kappa, const float exponent[R],
+                                const float delta[R]) {
+  for (int r = 0; r < R; r++)
+    for (int l = 0; l < W; l++) {
+      float x = f32_exp2(f32_fma(p[r * PAIR_LD + l], kappa, -exponent[r]));
+      p[r * PAIR_LD + l] = x;
+      ds[r * PAIR_LD + l] = x * (ds[r * PAIR_LD + l] - delta[r]);
+    }
+}
+
+/* The same in E4M3, lifted; `last`: of the keys that the first query sees. */
+ATTENTION_INLINE void gradients_e4m3(float *restrict p, float *restrict ds, float kappa, float scale,
+                                     const float l_stat[R], const float d_stat[R], int64_t last, int64_t queries,
+                                     struct seen *restrict seen) {
+  for (int r = 0; r < R; r++) {
+    int32_t visible = r < queries ? (int32_t)(last + r) : -1; /* the last key */
+    for (int l = 0; l < W; l++) {
+      float x = e4m3_round(attention_p_lifted(p[r * PAIR_LD + l], kappa, l_stat[r]));
+      float dp = ds[r * PAIR_LD + l], z = attention_ds_lifted(x, dp, d_stat[r], scale), code = e4m3_round(z);
+      uint32_t mask = l <= visible ? ~0u : 0u, size = f32_bits(z) & 0x7FFFFFFFu & mask;
+      seen->zeros[l] += (uint32_t)(code == 0.0f) & (uint32_t)(dp + d_stat[r] != 0.0f) & mask;
+      seen->saturated[l] += size > 0x43E00000u; /* 448 */
+      seen->largest[l] = size > seen->largest[l] && size < 0x7F800000u ? size : seen->largest[l];
+      p[r * PAIR_LD + l] = x;
+      ds[r * PAIR_LD + l] = code;
+    }
+  }
+}
+
 /* P and dS, for the keys that each row of 8 queries sees (and some more). */
-static CPU_CLONES void pair_scores(const struct attention_layout *a, const struct desk *w, const struct pair *n) {
+ATTENTION_INLINE void pair_scores_as(const struct attention_layout *a, const struct desk *w, const struct pair *n,
+                                     bool codes, struct seen *seen) {
   for (int64_t r0 = 0; r0 < n->queries; r0 += R) {
     float exponent[R], delta[R];
     for (int64_t r = 0; r < R; r++) {
       bool exists = r0 + r < n->queries;
-      exponent[r] = exists ? n->lse[r0 + r] * ATTENTION_LOG2_E : 0.0f;
+      exponent[r] = exists ? (codes ? n->lse[r0 + r] : n->lse[r0 + r] * ATTENTION_LOG2_E) : 0.0f;
       delta[r] = exists ? n->delta[r0 + r] : 0.0f;
     }
-    int64_t seen = n->ahead + r0 + R < n->keys ? n->ahead + r0 + R : n->keys;
-    for (int64_t j = 0; j < seen; j += W) {
+    int64_t keys = n->ahead + r0 + R < n->keys ? n->ahead + r0 + R : n->keys;
+    for (int64_t j = 0; j < keys; j += W) {
       float *p = w->p + r0 * PAIR_LD + j, *ds = w->ds + r0 * PAIR_LD + j;
       attention_product(p, PAIR_LD, w->q + r0 * a->ld, a->ld, 1, w->k_columns + j / W * a->transposed, W,
                         a->shape.head_dim, true, EDGE_NONE, 0);
       attention_product(ds, PAIR_LD, w->d_out + r0 * a->ld, a->ld, 1, w->v_columns + j / W * a->transposed, W,
                         a->shape.head_dim, true, EDGE_NONE, 0);
-      for (int r = 0; r < R; r++)
-        for (int l = 0; l < W; l++) {
-          float x = f32_exp2(f32_fma(p[r * PAIR_LD + l], a->kappa, -exponent[r]));
-          p[r * PAIR_LD + l] = x;
-          ds[r * PAIR_LD + l] = x * (ds[r * PAIR_LD + l] - delta[r]);
-        }
+      if (codes)
+        gradients_e4m3(p, ds, a->kappa, a->scale, exponent, delta, n->ahead + r0 - j, n->queries - r0, seen);
+      else
+        gradients(p, ds, a->kappa, exponent, delta);
     }
   }
+}
+
+static CPU_CLONES void pair_scores(const struct attention_layout *a, const struct desk *w, const struct pair *n) {
+  pair_scores_as(a, w, n, false, NULL);
+}
+
+static CPU_CLONES void pair_scores_e4m3(const struct attention_layout *a, const struct desk *w, const struct pair *n,
+                                        struct seen *seen) {
+  pair_scores_as(a, w, n, true, seen);
 }
 
 /* out[keys][d] continued by the pair's A^T B, A = P or dS, B = rows of dO or Q. */
@@ -169,19 +207,45 @@ struct walk {
 static void load_keys(const struct backward *b, const struct desk *w, const struct walk *x, int64_t key, int64_t keys) {
   const struct attention_layout *a = &b->layout;
   int64_t row = x->sample * a->shape.seq_len + key, padded = round_up(keys, W);
-  attention_load(w->k, a, b->qkv, row, keys, padded, attention_k_col(a, x->kv_head));
-  attention_load(w->v, a, b->qkv, row, keys, padded, attention_v_col(a, x->kv_head));
+  attention_load(w->k, a, &b->source.k, row, keys, padded, x->kv_head);
+  attention_load(w->v, a, &b->source.v, row, keys, padded, x->kv_head);
   for (int64_t j = 0; j < padded; j += W) {
     attention_transpose(w->k_columns + j / W * a->transposed, a, w->k + j * a->ld);
     attention_transpose(w->v_columns + j / W * a->transposed, a, w->v + j * a->ld);
   }
+  if (b->gradient) attention_load(w->k, a, &b->k8, row, keys, padded, x->kv_head);
+}
+
+/* Visible ones. */
+static int64_t pairs_of(const struct pair *n) {
+  int64_t pairs = 0;
+  for (int64_t i = 0; i < n->queries; i++) pairs += n->ahead + i + 1 < n->keys ? n->ahead + i + 1 : n->keys;
+  return pairs;
+}
+
+/* What a pair showed of dS; `factor` takes the lift off. */
+static void add_seen(struct quantise_counts *to, const struct seen *seen, int64_t pairs, float factor) {
+  uint32_t largest = 0;
+  to->elements += pairs;
+  for (int l = 0; l < W; l++) {
+    to->underflowed += seen->zeros[l];
+    to->saturated += seen->saturated[l];
+    largest = seen->largest[l] > largest ? seen->largest[l] : largest;
+  }
+  float amax = f32_from_bits(largest) * factor;
+  if (attention_finite(amax) && amax > to->amax) to->amax = amax;
 }
 
 static void walk(const struct backward *b, const struct desk *w, const struct walk *x) {
   const struct attention_layout *a = &b->layout;
   const struct attention_shape *s = &a->shape;
+  const bool codes = b->gradient != NULL, counted = codes && b->counts && x->d_keys;
+  const float unlift = codes ? ATTENTION_GRADIENT / b->gradient->lift[x->sample * s->n_kv_heads + x->kv_head] : 1.0f;
+  const float scale = codes ? unlift : a->scale; /* codes of dS hold it */
+  const float *exponent = codes ? b->gradient->l_stat : b->lse, *delta = codes ? b->gradient->d_stat : b->delta;
   int64_t row0 = x->sample * s->seq_len;
   int64_t dq_floats = round_up(x->query_end - x->query_begin, W) * a->ld; /* of a head */
+  struct quantise_counts counts = {0};
   size_t tile_bytes = (size_t)(ATTENTION_KEYS * a->ld) * sizeof(float);
   if (x->d_queries) memset(w->dq, 0, (size_t)(a->group * dq_floats) * sizeof(float));
 
@@ -196,13 +260,20 @@ static void walk(const struct backward *b, const struct desk *w, const struct wa
     for (int64_t g = 0; g < a->group; g++) {
       int64_t head = x->kv_head * a->group + g, head0 = (x->sample * s->n_heads + head) * s->seq_len;
       for (int64_t query = first_query; query < x->query_end; query += W) {
-        struct pair n = {.keys = keys, .ahead = query - key, .lse = b->lse + head0 + query,
-                         .delta = b->delta + head0 + query};
+        struct pair n = {.keys = keys, .ahead = query - key, .lse = exponent + head0 + query,
+                         .delta = delta + head0 + query};
         n.queries = x->query_end - query < W ? x->query_end - query : W;
         int64_t padded = round_up(n.queries, R);
-        attention_load(w->q, a, b->qkv, row0 + query, n.queries, padded, attention_q_col(a, head));
-        attention_load(w->d_out, a, b->d_out, row0 + query, n.queries, padded, attention_q_col(a, head));
-        pair_scores(a, w, &n);
+        attention_load(w->q, a, &b->source.q, row0 + query, n.queries, padded, head);
+        attention_load(w->d_out, a, &b->d_out_source, row0 + query, n.queries, padded, head);
+        if (codes) {
+          struct seen seen = {{0}, {0}, {0}};
+          pair_scores_e4m3(a, w, &n, &seen);
+          if (counted) add_seen(&counts, &seen, pairs_of(&n), ATTENTION_LIFT * unlift);
+          if (x->d_keys) attention_load(w->q, a, &b->q8, row0 + query, n.queries, padded, head);
+        } else {
+          pair_scores(a, w, &n);
+        }
         if (x->d_keys) {
           pair_to_keys(a, w->dv, w->p, w->d_out, &n);
           pair_to_keys(a, w->dk, w->ds, w->q, &n);
@@ -211,13 +282,14 @@ static void walk(const struct backward *b, const struct desk *w, const struct wa
       }
     }
     if (x->d_keys) {
-      attention_store(b->d_qkv, a, row0 + key, keys, attention_k_col(a, x->kv_head), w->dk, a->scale);
-      attention_store(b->d_qkv, a, row0 + key, keys, attention_v_col(a, x->kv_head), w->dv, 1.0f);
+      attention_store(b->d_qkv, a, row0 + key, keys, attention_k_col(a, x->kv_head), w->dk, scale);
+      attention_store(b->d_qkv, a, row0 + key, keys, attention_v_col(a, x->kv_head), w->dv, unlift);
     }
   }
+  if (counted) cpu_counts_add(&b->counts[ATTENTION_DS], &counts);
   for (int64_t g = 0; x->d_queries && g < a->group; g++)
     attention_store(b->d_qkv, a, row0 + x->query_begin, x->query_end - x->query_begin,
-                    attention_q_col(a, x->kv_head * a->group + g), w->dq + g * dq_floats, a->scale);
+                    attention_q_col(a, x->kv_head * a->group + g), w->dq + g * dq_floats, scale);
 }
 
 static void fused_task(void *context, int64_t index, int worker) {
@@ -254,14 +326,23 @@ void cpu_attention_backward(struct device *d, struct matrix *d_qkv, struct quant
                             const struct matrix *d_out, const struct attention_gradient *g, const struct matrix *out,
                             const float *lse, const struct matrix *qkv, const struct attention_payload *payload,
                             const struct attention_shape *s) {
-  (void)counts;
-  CPU_REQUIRE(!g && (!payload || attention_plain(&payload->formats)), "refused formats");
   struct cpu_device *cpu = cpu_of(d);
   int threads = threads_count(cpu->threads);
-  struct backward b = {.layout = attention_layout(s), .d_qkv = d_qkv, .d_out = d_out, .out = out, .qkv = qkv,
-                       .lse = lse};
+  struct backward b = {.layout = attention_layout(s), .d_qkv = d_qkv, .d_out = d_out, .out = out, .lse = lse,
+                       .gradient = g, .counts = counts};
   attention_require(&b.layout, qkv, out);
   attention_require(&b.layout, d_qkv, d_out);
+  b.source = attention_sources(&b.layout, qkv, payload);
+  b.d_out_source = (struct attention_source){.plain = d_out};
+  CPU_REQUIRE((g == NULL) == (!payload || attention_format_plain(payload->formats.d_out)), "dO has codes or has not");
+  if (b.source.v.kind == SOURCE_MXFP4) b.source.v.factor = 1.0f / 6.0f;
+  if (g) {
+    b.source.v = attention_codes(&b.layout, payload, ATTENTION_V8);
+    b.q8 = attention_codes(&b.layout, payload, ATTENTION_Q8);
+    b.k8 = attention_codes(&b.layout, payload, ATTENTION_K8);
+    b.d_out_source = (struct attention_source){.kind = payload->formats.d_out == FORMAT_E5M2 ? SOURCE_E5M2 : SOURCE_E4M3,
+                                               .codes = g->codes, .cols = d_out->cols, .factor = 1.0f};
+  }
   /* Scratch was sized for the largest extents, which may have been split where these would be fused. */
   bool fused = fused_is_faster(s, threads) &&
                cpu->scratch_bytes >= shared_bytes(s) + threads * desk_bytes(&b.layout, true);
@@ -269,7 +350,7 @@ void cpu_attention_backward(struct device *d, struct matrix *d_qkv, struct quant
   CPU_REQUIRE(cpu->scratch_bytes >= shared_bytes(s) + threads * b.desk_bytes, "scratch too small for attention");
   b.delta = (float *)(void *)cpu->scratch;
   b.desks = cpu->scratch + shared_bytes(s);
-  threads_run(cpu->threads, ceil_div(s->batch * s->seq_len, W), delta_task, &b);
+  if (!g) threads_run(cpu->threads, ceil_div(s->batch * s->seq_len, W), delta_task, &b);
   int64_t streams = s->batch * s->n_kv_heads;
   if (fused)
     threads_run(cpu->threads, streams, fused_task, &b);

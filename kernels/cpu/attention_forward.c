@@ -5,13 +5,14 @@
  * [keys][32 queries], so that softmax runs along columns: no sum across lanes.
  */
 #include "kernels/cpu/attention.h"
-#include "kernels/elementary.h"
+#include "kernels/cpu/codes.h"
+#include "kernels/attention.h"
 
 /* 32 queries of one head. */
 struct block {
   float *q;    /* [head_dim][32] */
   float *o;    /* [32][ld] */
-  float *m, *l, *base; /* [32] */
+  float *m, *l, *base, *largest; /* [32]; largest score */
 };
 
 /* A worker's scratch. */
@@ -30,7 +31,7 @@ static struct desk desk_at(const struct attention_layout *a, char *at, int64_t *
   w.v = attention_take(&at, bytes, ATTENTION_KEYS * a->ld);
   w.rows = attention_take(&at, bytes, ATTENTION_BLOCK * a->ld);
   w.scores = attention_take(&at, bytes, ATTENTION_KEYS * ATTENTION_BLOCK);
-  w.block_floats = a->transposed + ATTENTION_BLOCK * (a->ld + 3);
+  w.block_floats = a->transposed + ATTENTION_BLOCK * (a->ld + 4);
   w.blocks = attention_take(&at, bytes, a->group * BLOCKS * w.block_floats);
   return w;
 }
@@ -41,6 +42,7 @@ static struct block block_at(const struct attention_layout *a, const struct desk
   b.m = b.o + ATTENTION_BLOCK * a->ld;
   b.l = b.m + ATTENTION_BLOCK;
   b.base = b.l + ATTENTION_BLOCK;
+  b.largest = b.base + ATTENTION_BLOCK;
   return b;
 }
 
@@ -58,12 +60,79 @@ ATTENTION_INLINE float weight(float s, float kappa, float base) {
   return absent ? 0.0f : p;
 }
 
+/* How P is written. */
+struct map {
+  enum format pv;
+  float slope, offset;
+};
+
+/* Of a column of queries, over one tile: codes that are 0, blocks, those that are 0. */
+struct seen {
+  uint32_t zeros[ATTENTION_BLOCK], blocks[ATTENTION_BLOCK], zero_blocks[ATTENTION_BLOCK];
+};
+
+/* As bits: of comparisons of floats the compiler makes branches. */
+ATTENTION_INLINE uint32_t is_absent(float s) { return f32_bits(s) == 0xFF800000u; }
+ATTENTION_INLINE uint32_t zero_code(float p, float s) { return f32_bits(p) == 0u ? 1u - is_absent(s) : 0u; }
+
+/* P of the tile's scores in their place, and its sum: in FP32, or rounded to E4M3
+ * while the sum is not. */
+ATTENTION_INLINE void weights(float *restrict scores, float *restrict sum, int64_t keys, float kappa,
+                              const float *restrict base, bool e4m3, struct seen *restrict seen) {
+  enum { W = ATTENTION_BLOCK };
+  for (int64_t j = 0; j < keys; j++)
+    for (int l = 0; l < W; l++) {
+      float s = scores[j * W + l], p = weight(s, kappa, base[l]);
+      sum[l] = sum[l] + p;
+      if (e4m3) {
+        p = e4m3_round(p);
+        seen->zeros[l] += zero_code(p, s);
+      }
+      scores[j * W + l] = p;
+    }
+}
+
+/* Six times P in MXFP4, and the sum of that. */
+ATTENTION_INLINE void weights_mxfp4(float *restrict scores, float *restrict sum, int64_t keys, float kappa,
+                                    const float *restrict base, const struct map *map, bool affine,
+                                    struct seen *restrict seen) {
+  enum { W = ATTENTION_BLOCK };
+  const float raise = affine ? ATTENTION_RAISE_AFFINE : ATTENTION_RAISE_EXP2, slope = map->slope, offset = map->offset;
+  for (int64_t first = 0; first < keys; first += ATTENTION_MX) {
+    int64_t end = first + ATTENTION_MX < keys ? first + ATTENTION_MX : keys;
+    float top[W], e[W], scale[W], codes[W];
+    for (int l = 0; l < W; l++) top[l] = -F32_INFINITY, codes[l] = 0.0f;
+    for (int64_t j = first; j < end; j++)
+      for (int l = 0; l < W; l++) top[l] = scores[j * W + l] > top[l] ? scores[j * W + l] : top[l];
+    for (int l = 0; l < W; l++) {
+      e[l] = attention_p_exponent(f32_fma(top[l], kappa, -base[l]), raise);
+      scale[l] = attention_p_scale(e[l]);
+      seen->blocks[l] += top[l] > -F32_INFINITY;
+      seen->zero_blocks[l] += (uint32_t)(top[l] > -F32_INFINITY) & (uint32_t)(scale[l] == 0.0f);
+    }
+    for (int64_t j = first; j < end; j++)
+      for (int l = 0; l < W; l++) {
+        float s = scores[j * W + l];
+        uint32_t absent = is_absent(s) | (f32_bits(scale[l]) == 0u);
+        float t = absent ? e[l] : f32_fma(s, kappa, -base[l]);
+        float code = codes_nearest_value(affine ? attention_p_affine(t, e[l], slope, offset) : attention_p_exp2(t, e[l]));
+        code = absent ? 0.0f : code;
+        code = f32_bits(s) << 1 > 0xFF000000u ? s : code; /* a NaN */
+        codes[l] = codes[l] + code;
+        seen->zeros[l] += zero_code(code, s);
+        scores[j * W + l] = scale[l] * code;
+      }
+    for (int l = 0; l < W; l++) sum[l] = f32_fma(scale[l], codes[l], sum[l]);
+  }
+}
+
 /* Takes a block through a tile of `keys` keys.  `ahead` = the block's first
  * query - the tile's first key: below 128 the diagonal is in the tile. */
-static CPU_CLONES void attend(const struct attention_layout *a, const struct desk *w, const struct block *b,
-                              int64_t keys, int64_t ahead) {
+ATTENTION_INLINE void attend_as(const struct attention_layout *a, const struct desk *w, const struct block *b,
+                                int64_t keys, int64_t ahead, const struct map *map, enum format pv, bool affine,
+                                struct seen *restrict counts) {
   enum { W = ATTENTION_BLOCK, R = ATTENTION_ROWS };
-  bool diagonal = ahead < ATTENTION_KEYS;
+  bool diagonal = ahead < ATTENTION_KEYS, lazy = !attention_format_plain(pv);
   float *scores = w->scores, kappa = a->kappa;
   int64_t seen = diagonal && ahead + W < keys ? ahead + W : keys;
   for (int64_t j = 0; j < seen; j += R)
@@ -72,22 +141,28 @@ static CPU_CLONES void attend(const struct attention_layout *a, const struct des
     for (int64_t l = 0; l < W; l++) scores[j * W + l] = l < j - ahead ? -F32_INFINITY : scores[j * W + l];
 
   float top[W], base[W], correction[W], sum[W];
-  for (int l = 0; l < W; l++) top[l] = b->m[l];
+  for (int l = 0; l < W; l++) top[l] = b->largest[l];
   for (int64_t j = 0; j < seen; j++)
     for (int l = 0; l < W; l++) top[l] = scores[j * W + l] > top[l] ? scores[j * W + l] : top[l];
   for (int l = 0; l < W; l++) {
-    base[l] = top[l] > -F32_INFINITY ? top[l] * kappa : 0.0f;
-    correction[l] = weight(b->m[l], kappa, base[l]);
+    b->largest[l] = top[l];
+    if (lazy) {
+      bool first = !(b->m[l] > -F32_INFINITY), moves = first || (b->m[l] - top[l]) * kappa < -ATTENTION_LAZY;
+      top[l] = moves ? top[l] : b->m[l];
+      base[l] = top[l] > -F32_INFINITY ? top[l] * kappa : 0.0f;
+      correction[l] = first ? 0.0f : f32_exp2(moves ? b->base[l] - base[l] : 0.0f);
+    } else {
+      base[l] = top[l] > -F32_INFINITY ? top[l] * kappa : 0.0f;
+      correction[l] = weight(b->m[l], kappa, base[l]);
+    }
     b->m[l] = top[l];
     b->base[l] = base[l];
     sum[l] = 0.0f;
   }
-  for (int64_t j = 0; j < seen; j++)
-    for (int l = 0; l < W; l++) {
-      float p = weight(scores[j * W + l], kappa, base[l]);
-      scores[j * W + l] = p;
-      sum[l] = sum[l] + p;
-    }
+  if (pv == FORMAT_MXFP4)
+    weights_mxfp4(scores, sum, seen, kappa, base, map, affine, counts);
+  else
+    weights(scores, sum, seen, kappa, base, pv == FORMAT_E4M3, counts);
   for (int l = 0; l < W; l++) b->l[l] = f32_fma(b->l[l], correction[l], sum[l]);
 
   for (int64_t r = 0; r < W; r++)
@@ -102,11 +177,32 @@ static CPU_CLONES void attend(const struct attention_layout *a, const struct des
     }
 }
 
+typedef void attend_body(const struct attention_layout *a, const struct desk *w, const struct block *b, int64_t keys,
+                         int64_t ahead, const struct map *map, struct seen *seen);
+
+#define ATTEND(name, pv, affine)                                                                                       \
+  static CPU_CLONES void name(const struct attention_layout *a, const struct desk *w, const struct block *b,           \
+                              int64_t keys, int64_t ahead, const struct map *map, struct seen *seen) {                 \
+    attend_as(a, w, b, keys, ahead, map, pv, affine, seen);                                                            \
+  }
+ATTEND(attend_plain, FORMAT_BF16, false)
+ATTEND(attend_e4m3, FORMAT_E4M3, false)
+ATTEND(attend_mxfp4, FORMAT_MXFP4, false)
+ATTEND(attend_mxfp4_affine, FORMAT_MXFP4, true)
+
+static attend_body *attend_of(const struct map *map) {
+  if (map->pv == FORMAT_MXFP4) return map->slope != 0.0f ? attend_mxfp4_affine : attend_mxfp4;
+  return map->pv == FORMAT_E4M3 ? attend_e4m3 : attend_plain;
+}
+
 struct forward {
   struct attention_layout layout;
+  struct attention_sources source;
+  struct map map;
+  attend_body *attend;
   struct matrix *out;
-  const struct matrix *qkv;
   float *lse;
+  struct quantise_counts *counts;
   float *largest; /* one a worker */
   char *desks;
   int64_t desk_bytes, tiles;
@@ -115,22 +211,23 @@ struct forward {
 static void begin_block(const struct forward *f, const struct desk *w, const struct block *b, int64_t row, int64_t n,
                         int64_t head) {
   const struct attention_layout *a = &f->layout;
-  attention_load(w->rows, a, f->qkv, row, n, ATTENTION_BLOCK, attention_q_col(a, head));
+  attention_load(w->rows, a, &f->source.q, row, n, ATTENTION_BLOCK, head);
   attention_transpose(b->q, a, w->rows);
   memset(b->o, 0, (size_t)(ATTENTION_BLOCK * a->ld) * sizeof(float));
   for (int l = 0; l < ATTENTION_BLOCK; l++) {
-    b->m[l] = -F32_INFINITY;
-    b->l[l] = 0.0f;
+    b->m[l] = b->largest[l] = -F32_INFINITY;
+    b->l[l] = b->base[l] = 0.0f;
   }
 }
 
 /* O / l, lse and the largest logit of each query. */
-static CPU_CLONES void normalise(const struct attention_layout *a, const struct block *b, float *lse, float *logit) {
+static CPU_CLONES void normalise(const struct attention_layout *a, const struct block *b, bool sixfold, float *lse,
+                                 float *logit) {
   float inverse[ATTENTION_BLOCK];
   for (int l = 0; l < ATTENTION_BLOCK; l++) {
-    lse[l] = f32_fma(b->base[l], ATTENTION_LN_2, f32_log(b->l[l]));
-    logit[l] = b->m[l] * a->scale;
-    inverse[l] = 1.0f / b->l[l];
+    lse[l] = f32_fma(b->base[l], ATTENTION_LN_2, f32_log(sixfold ? b->l[l] / 6.0f : b->l[l]));
+    logit[l] = b->largest[l] * a->scale;
+    inverse[l] = 1.0f / (sixfold ? b->l[l] * 6.0f : b->l[l]); /* of V too: 1/36 of P V, 1/6 of l */
   }
   for (int64_t r = 0; r < ATTENTION_BLOCK; r++)
     for (int64_t d = 0; d < a->cols; d++) b->o[r * a->ld + d] = b->o[r * a->ld + d] * inverse[r];
@@ -139,11 +236,22 @@ static CPU_CLONES void normalise(const struct attention_layout *a, const struct 
 static void finish_block(const struct forward *f, const struct block *b, int64_t row, int64_t n, int64_t head,
                          float *lse, float *largest) {
   float block_lse[ATTENTION_BLOCK], logit[ATTENTION_BLOCK];
-  normalise(&f->layout, b, block_lse, logit);
+  normalise(&f->layout, b, f->map.pv == FORMAT_MXFP4, block_lse, logit);
   attention_store(f->out, &f->layout, row, n, attention_q_col(&f->layout, head), b->o, 1.0f);
   for (int64_t r = 0; r < n; r++) {
     lse[r] = block_lse[r];
     if (logit[r] > *largest) *largest = logit[r];
+  }
+}
+
+/* Of the queries that exist, at most `queries`. */
+static void add_seen(struct quantise_counts *counts, const struct seen *seen, int64_t keys, int64_t ahead,
+                     int64_t queries) {
+  for (int64_t l = 0; l < ATTENTION_BLOCK && l < queries; l++) {
+    counts->elements += ahead + l + 1 < keys ? ahead + l + 1 : keys;
+    counts->underflowed += seen->zeros[l];
+    counts->blocks += seen->blocks[l];
+    counts->zero_blocks += seen->zero_blocks[l];
   }
 }
 
@@ -159,6 +267,8 @@ static void forward_task(void *context, int64_t index, int worker) {
   int64_t first = tile * ATTENTION_KEYS, row0 = sample * s->seq_len;
   int64_t end = first + ATTENTION_KEYS < s->seq_len ? first + ATTENTION_KEYS : s->seq_len;
   int64_t blocks = ceil_div(end - first, ATTENTION_BLOCK);
+  bool coded = f->counts && !attention_format_plain(f->map.pv);
+  struct quantise_counts counts = {0};
 
   for (int64_t g = 0; g < a->group; g++)
     for (int64_t i = 0; i < blocks; i++) {
@@ -169,14 +279,18 @@ static void forward_task(void *context, int64_t index, int worker) {
   for (int64_t key = 0; key < end; key += ATTENTION_KEYS) {
     int64_t keys = end - key < ATTENTION_KEYS ? end - key : ATTENTION_KEYS;
     int64_t padded = round_up(keys, ATTENTION_ROWS);
-    attention_load(w.k, a, f->qkv, row0 + key, keys, padded, attention_k_col(a, kv_head));
-    attention_load(w.v, a, f->qkv, row0 + key, keys, padded, attention_v_col(a, kv_head));
+    attention_load(w.k, a, &f->source.k, row0 + key, keys, padded, kv_head);
+    attention_load(w.v, a, &f->source.v, row0 + key, keys, padded, kv_head);
     for (int64_t g = 0; g < a->group; g++)
       for (int64_t i = 0; i < blocks; i++) {
         struct block b = block_at(a, &w, g, i);
-        attend(a, &w, &b, keys, first + i * ATTENTION_BLOCK - key);
+        struct seen seen = {{0}, {0}, {0}};
+        int64_t ahead = first + i * ATTENTION_BLOCK - key;
+        f->attend(a, &w, &b, keys, ahead, &f->map, &seen);
+        if (coded) add_seen(&counts, &seen, keys, ahead, end - first - i * ATTENTION_BLOCK);
       }
   }
+  if (coded) cpu_counts_add(&f->counts[ATTENTION_P], &counts);
   for (int64_t g = 0; g < a->group; g++)
     for (int64_t i = 0; i < blocks; i++) {
       struct block b = block_at(a, &w, g, i);
@@ -190,11 +304,12 @@ static void forward_task(void *context, int64_t index, int worker) {
 void cpu_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit,
                            struct quantise_counts *counts, const struct matrix *qkv,
                            const struct attention_payload *payload, const struct attention_shape *s) {
-  (void)counts;
-  CPU_REQUIRE(!payload || attention_plain(&payload->formats), "refused formats");
   struct cpu_device *cpu = cpu_of(d);
   int threads = threads_count(cpu->threads);
-  struct forward f = {.layout = attention_layout(s), .out = out, .qkv = qkv, .lse = lse};
+  struct forward f = {.layout = attention_layout(s), .out = out, .lse = lse, .counts = counts};
+  if (payload) f.map = (struct map){payload->formats.pv, payload->formats.p_slope, payload->formats.p_offset};
+  f.source = attention_sources(&f.layout, qkv, payload);
+  f.attend = attend_of(&f.map);
   attention_require(&f.layout, qkv, out);
   CPU_REQUIRE(cpu->scratch_bytes >= attention_forward_bytes(&f.layout, threads), "scratch too small for attention");
   f.largest = (float *)(void *)cpu->scratch;

@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/formats.h"
 
 static const char *refuse_mxfp4(const struct encoding *e, enum view view) {
   switch (e->block) {
@@ -94,10 +95,33 @@ const char *cpu_refuse_encoding(const struct device *d, const struct encoding *e
   return "unknown format";
 }
 
+static bool attention_map_valid(const struct attention_formats *f) {
+  return f->p_slope >= 0.0f && f->p_slope < 0x1p100f && f->p_offset > -0x1p100f && f->p_offset < 0x1p100f;
+}
+
+static bool attention_lift_valid(const struct attention_formats *f) {
+  uint32_t u = f32_bits(f->d_out_lift), e = u >> 23;
+  return u == 0u || ((u & 0x7FFFFFu) == 0u && e >= 27u && e <= 227u);
+}
+
 const char *cpu_refuse_attention(const struct device *d, const struct attention_formats *f, enum attention_part part,
                                  const struct attention_shape *s) {
-  (void)d, (void)f, (void)part, (void)s;
-  return "executed in the activations' type, bf16, alone";
+  (void)d;
+  const bool packed = (part == ATTENTION_PART_QK && f->qk == FORMAT_NVFP4) || (part == ATTENTION_PART_PV && f->pv == FORMAT_MXFP4);
+  if (packed && s->head_dim % 16 != 0) return "head_dim is not a multiple of 16";
+  switch (part) {
+    case ATTENTION_PART_QK:
+      return f->qk == FORMAT_E4M3 || f->qk == FORMAT_NVFP4 ? NULL : "Q and K are bf16, e4m3 or nvfp4";
+    case ATTENTION_PART_PV:
+      if (f->pv == FORMAT_E4M3) return NULL;
+      if (f->pv != FORMAT_MXFP4) return "P and V are bf16, e4m3 or mxfp4";
+      return attention_map_valid(f) ? NULL : "the map of P has a negative or infinite number";
+    case ATTENTION_PART_D_OUT:
+      if (f->d_out != FORMAT_E5M2 && f->d_out != FORMAT_E4M3) return "dO is bf16, e5m2 or e4m3";
+      return attention_lift_valid(f) ? NULL : "the lift of dO is not a power of two from 2^-100 to 2^100";
+    case ATTENTION_PARTS: break;
+  }
+  return "unknown part of attention";
 }
 
 void cpu_defect(const char *function, const char *what) {
