@@ -257,6 +257,7 @@ TEST(encoders) {
     const float t = f32_from_bits((uint32_t)u);
     const uint16_t field = (uint16_t)((uint32_t)(u * 2654435761u) >> 16);
     wrong += codes_nearest(t) != (e2m1_encode(t) & 7) || codes_stochastic(t, field) != (e2m1_encode_stochastic(t, field) & 7);
+    wrong += codes_nearest_value(t) != e2m1_decode(e2m1_encode(t) & 7);
     if (u <= 0x7F7FFFFF) wrong += nvfp4_scale_code(t) != e4m3_encode(t);
   }
   for (uint32_t c = 0; c < 0x7F; c++) wrong += nvfp4_scale_value(c) != e4m3_decode(c);

@@ -74,7 +74,7 @@ INLINE uint16_t amax_of_sums(const uint16_t *z, int64_t stride, int64_t rows, in
       }
 #pragma GCC unroll 32
       for (int i = 0; i < n; i++) {
-        const bit_lanes a = (bit_lanes)x[i] & 0x7FFFFFFFu, larger = (bit_lanes)(a > top);
+        const bit_lanes a = (bit_lanes)x[i] & 0x7FFFFFFFu, larger = ABOVE(a, top);
         top = (a & larger) | (top & ~larger);
       }
     }

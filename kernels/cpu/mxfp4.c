@@ -1,7 +1,6 @@
-/* MXFP4 group quantisers.
+/* MXFP4 group quantisers, to nearest.
  *
- * The loops work on BF16 bits.  Nearest, in 16-bit lanes: let r = bits(|z|) -
- * (b << 7), so r + bits(1) are the bits of |z| / s.  Code k begins where 6|z|/s
+ * The loops work on BF16 bits, in 16-bit lanes: let r = bits(|z|) - (b << 7), so r + bits(1) are the bits of |z| / s.  Code k begins where 6|z|/s
  * passes a midpoint of E2M1, that is where |z|/s passes 1/24, 1/8, 5/24, 7/24,
  * 5/12, 7/12, 5/6.  From the third on these lie at 7/6 and 5/3 of a power of
  * two, 22 and 86 units of BF16's 128 an octave: evenly spaced, so a shift

@@ -16,7 +16,13 @@ enum { TRANSFORM_LANES = 16, TRANSFORM_WIDEST = 32 };
 
 typedef uint16_t half_lanes __attribute__((vector_size(2 * TRANSFORM_LANES)));
 typedef uint32_t bit_lanes __attribute__((vector_size(4 * TRANSFORM_LANES)));
+typedef int32_t int_lanes __attribute__((vector_size(4 * TRANSFORM_LANES)));
 typedef float lanes __attribute__((vector_size(4 * TRANSFORM_LANES)));
+
+/* Of two numbers below 2^31, all bits where the first is larger: the sign of (second -
+ * first).  Not by a comparison: where vectors are narrower than these, the compiler
+ * makes one for each element. */
+#define ABOVE(FIRST, SECOND) ((bit_lanes)((int_lanes)((SECOND) - (FIRST)) >> 31))
 
 TRANSFORM_INLINE void decode_lanes(lanes *to, const uint16_t *from, uint16_t flip) {
   half_lanes half;
@@ -27,7 +33,7 @@ TRANSFORM_INLINE void decode_lanes(lanes *to, const uint16_t *from, uint16_t fli
 /* As bf16_encode, but all NaNs are one: which of several an addition keeps
  * differs between machines. */
 TRANSFORM_INLINE void encode_lanes(uint16_t *to, const lanes *from) {
-  const bit_lanes u = (bit_lanes)*from, nan = (bit_lanes)((u & 0x7FFFFFFFu) > 0x7F800000u);
+  const bit_lanes u = (bit_lanes)*from, nan = ABOVE(u & 0x7FFFFFFFu, 0x7F800000u);
   const bit_lanes rounded = (u + 0x7FFFu + (u >> 16 & 1u)) >> 16;
   const half_lanes half = __builtin_convertvector((rounded & ~nan) | (0x7FC0u & nan), half_lanes);
   memcpy(to, &half, sizeof half);
