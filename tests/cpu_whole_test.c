@@ -229,35 +229,49 @@ TEST(error_energies) {
 
 /* A producer's operands are those of its plain result, whether or not that is
  * kept, in either type, beside operands made by strips. */
-TEST(producers) {
-  enum { ROWS = 64, COLS = 160 };
+static void check_producers(struct device *d, struct device *one, int64_t rows, int64_t cols) {
   static const struct encoding *pairs[][2] = {{&NV, &NV_H16}, {&MX_SR, &H32}, {&NV, &MX}, {&FP8, &FP8}, {&DECODE, NULL}};
   const struct draw draw = {.seed = 5, .update = 3, .first_sample = 9, .seq_len = 32, .layer = 2, .operand = 1};
   for (int t = 0; t < 2; t++)
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
       for (int with_plain = 0; with_plain < 2; with_plain++) {
         const enum dtype type = test_types[t];
-        struct matrix gate_up = test_random(type, ROWS, 2 * COLS, 3 + i, 2.0), plain = test_matrix(type, ROWS, COLS);
+        struct matrix gate_up = test_random(type, rows, 2 * cols, 3 + i, 2.0), plain = test_matrix(type, rows, cols);
         struct operand o[4];
         for (int k = 0; k < 4; k++) {
           const struct encoding *as = pairs[i][k / 2] ? pairs[i][k / 2] : &MX;
-          o[k] = quantise_operand(*as, k / 2 ? VIEW_COLUMN : VIEW_ROW, ROWS, COLS);
+          o[k] = quantise_operand(*as, k / 2 ? VIEW_COLUMN : VIEW_ROW, rows, cols);
         }
         struct quantise_counts got[2] = {{0}}, want[2] = {{0}};
         const bool columns = pairs[i][1] != NULL;
         struct emission out = {.plain = with_plain ? &plain : NULL, .row = &o[0], .column = columns ? &o[2] : NULL,
                                .draw = draw, .counts = got};
-        cpu_swiglu_forward(dev[2], &out, &gate_up);
-        cpu_swiglu_forward(dev[0], &(struct emission){.plain = &plain}, &gate_up);
+        cpu_swiglu_forward(d, &out, &gate_up);
+        cpu_swiglu_forward(one, &(struct emission){.plain = &plain}, &gate_up);
         struct emission from = {.row = &o[1], .column = columns ? &o[3] : NULL, .draw = draw, .counts = want};
-        cpu_quantise(dev[0], &from, &plain);
+        cpu_quantise(one, &from, &plain);
         CHECK(quantise_same(&o[0], &o[1]) && quantise_same(&o[2], &o[3]));
         for (int v = 0; v < (columns ? 2 : 1); v++) quantise_check_counts(&got[v], &want[v]);
-        CHECK_EQ_I64(got[VIEW_ROW].elements, ROWS * COLS);
+        CHECK_EQ_I64(got[VIEW_ROW].elements, rows * cols);
         for (int k = 0; k < 4; k++) quantise_drop(&o[k]);
         free(gate_up.data);
         free(plain.data);
       }
+}
+
+TEST(producers) { check_producers(dev[2], dev[0], 64, 160); }
+
+/* Of many strips, in scratch for just this shape. */
+TEST(large_producers) {
+  for (int i = 0; i < 6; i++) {
+    const int64_t rows = round_up(test_size(41, i, 3000), 32), cols = round_up(test_size(42, i, 40000 / rows), 32);
+    const struct extent x = {.tokens = rows, .head_chunk = 1, .attention = {1, rows, 1, 1, 1}, .hidden_size = 1,
+                             .ffn_size = cols, .vocab_size = 1};
+    struct device *d = test_device(1 + i % 3, &x), *one = test_device(1, &x);
+    check_producers(d, one, rows, cols);
+    test_device_close(d);
+    test_device_close(one);
+  }
 }
 
 /* Column sums of the gain's gradient stand in the scratch beside the result. */
@@ -343,6 +357,7 @@ int main(void) {
   RUN(golden_group);
   RUN(error_energies);
   RUN(producers);
+  RUN(large_producers);
   RUN(gains_and_operands);
   RUN(matrices_in_fp32);
   RUN(wanted);
