@@ -6,7 +6,7 @@
  * kernels/cpu/attention.h has the sums and their order.
  *
  *   Q, K  NVFP4: of 16 columns with largest magnitude a, scale = E4M3(a / 6),
- *         code = E2M1(x * (1 / scale)); 0 where the scale is.  A block below
+ *         code = E2M1(x * (1 / scale)), 0 with the sign of x where the scale is 0.  A block below
  *         6 * 2^-10 vanishes, one beyond 2688 saturates.
  *   Q, K, V  E4M3 of 4 x; saturates beyond 112.
  *   V     MXFP4 by 32 tokens of a feature: a = 2^f n, 1 <= n < 2, scale = 2^f, or

@@ -94,7 +94,7 @@ ATTENTION_INLINE void weights(float *restrict scores, float *restrict sum, int64
 
 /* Six times P in MXFP4, and the sum of that. */
 ATTENTION_INLINE void weights_mxfp4(float *restrict scores, float *restrict sum, int64_t keys, float kappa,
-                                    const float *restrict base, const struct map *map, bool affine,
+                                    const float *restrict m, const float *restrict base, const struct map *map, bool affine,
                                     struct seen *restrict seen) {
   enum { W = ATTENTION_BLOCK };
   const float raise = affine ? ATTENTION_RAISE_AFFINE : ATTENTION_RAISE_EXP2, slope = map->slope, offset = map->offset;
@@ -105,7 +105,7 @@ ATTENTION_INLINE void weights_mxfp4(float *restrict scores, float *restrict sum,
     for (int64_t j = first; j < end; j++)
       for (int l = 0; l < W; l++) top[l] = scores[j * W + l] > top[l] ? scores[j * W + l] : top[l];
     for (int l = 0; l < W; l++) {
-      e[l] = attention_p_exponent(f32_fma(top[l], kappa, -base[l]), raise);
+      e[l] = attention_p_exponent((top[l] - m[l]) * kappa, raise); /* of the maximum exactly 0 */
       scale[l] = attention_p_scale(e[l]);
       seen->blocks[l] += top[l] > -F32_INFINITY;
       seen->zero_blocks[l] += (uint32_t)(top[l] > -F32_INFINITY) & (uint32_t)(scale[l] == 0.0f);
@@ -160,7 +160,7 @@ ATTENTION_INLINE void attend_as(const struct attention_layout *a, const struct d
     sum[l] = 0.0f;
   }
   if (pv == FORMAT_MXFP4)
-    weights_mxfp4(scores, sum, seen, kappa, base, map, affine, counts);
+    weights_mxfp4(scores, sum, seen, kappa, top, base, map, affine, counts);
   else
     weights(scores, sum, seen, kappa, base, pv == FORMAT_E4M3, counts);
   for (int l = 0; l < W; l++) b->l[l] = f32_fma(b->l[l], correction[l], sum[l]);
