@@ -56,6 +56,24 @@ static bool all_finite(const struct matrix *m) {
   return true;
 }
 
+/* Boundary (2) publishes what it has rotated and rounded. */
+TEST(published_after_the_rotation) {
+  struct attention_case *a = filled((struct attention_shape){2, 37, 4, 2, 32}, control, 2, 1), *b = filled(a->s, control, 1, 1);
+  float table[37 * 32];
+  for (int i = 0; i < 37 * 16; i++) table[2 * i] = 0.8f, table[2 * i + 1] = i % 2 ? 0.6f : -0.6f;
+  cpu_rope_forward(case_device(a), &a->qkv, &a->payload, a->counts, table, &a->s);
+  cpu_rope_forward(case_device(b), &b->qkv, NULL, NULL, table, &b->s);
+  CHECK(test_same(&a->qkv, &b->qkv));
+  attention_publish(case_device(b), &b->payload, b->counts, &b->qkv, &b->s);
+  for (int v = 0; v < ATTENTION_VIEWS; v++) {
+    int64_t bytes = attention_view_bytes(&control, &a->s, true, (enum attention_view)v);
+    CHECK(bytes > 0 && memcmp(a->payload.view[v], b->payload.view[v], (size_t)bytes) == 0);
+  }
+  CHECK_EQ_I64(a->counts[ATTENTION_Q].elements, 2 * 2 * 37 * 128); /* both views */
+  case_free(a);
+  case_free(b);
+}
+
 /* One thread takes fused walks, three split ones. */
 TEST(threads) {
   const struct attention_formats formats[] = {training, control, affine, fp8, half};
@@ -132,6 +150,7 @@ TEST(not_finite_is_seen) {
         bool seen = !isfinite(test_get(&c->out, 40 * 64 + 32 + 7)), grads = false;
         for (int64_t i = 0; i < 32; i++) grads = grads || !isfinite(test_get(&c->d_qkv, 40 * c->qkv.cols + 64 * 2 + 32 + i));
         if (where < 3 && !seen) FAIL("formats %d, tensor %d, %g: out is finite", f, where, value[v]);
+        if (where == 3 && c->coded) CHECK(isnan(c->gradient.lift[1]) && isfinite(c->gradient.lift[0]));
         if (where != 2 && !grads) FAIL("formats %d, tensor %d, %g: dV is finite", f, where, value[v]);
         for (int64_t r = 0; r < 70; r++)
           for (int64_t i = 0; i < 32; i++) {
@@ -338,6 +357,7 @@ TEST(fixed_bits) {
 }
 
 int main(void) {
+  RUN(published_after_the_rotation);
   RUN(threads);
   RUN(samples_are_independent);
   RUN(causality);

@@ -49,7 +49,7 @@ static float *projected(const struct matrix *m, int64_t col, int64_t heads, int6
   return out;
 }
 
-static void check_close(const char *name, const char *what, float *got, float *expected, int64_t n, double tolerance) {
+static double check_close(const char *name, const char *what, float *got, float *expected, int64_t n, double tolerance) {
   double difference = 0, norm = 0;
   for (int64_t i = 0; i < n; i++) {
     double d = (double)got[i] - (double)expected[i];
@@ -57,10 +57,10 @@ static void check_close(const char *name, const char *what, float *got, float *e
     norm += (double)expected[i] * (double)expected[i];
   }
   double error = norm > 0 ? sqrt(difference / norm) : sqrt(difference);
-  printf("# %-24s %-4s %.2g\n", name, what, error);
   if (!(error <= tolerance)) FAIL("%s: %s is %.3g off, allowed %g", name, what, error, tolerance);
   free(got);
   free(expected);
+  return error;
 }
 
 static bool check_case(FILE *f) {
@@ -103,15 +103,17 @@ static bool check_case(FILE *f) {
     const struct matrix *m;
     int64_t col, heads;
   } part[] = {{"out", &c->out, 0, heads}, {"dQ", &c->d_qkv, 0, heads}, {"dK", &c->d_qkv, q, kv}, {"dV", &c->d_qkv, q + k, kv}};
+  double error[4];
   for (int i = 0; i < 4; i++) {
     float *expected = read_floats(f, tokens * part[i].heads);
-    check_close(name, part[i].what, projected(part[i].m, part[i].col, part[i].heads, dim), expected, tokens * part[i].heads, tolerance);
+    error[i] = check_close(name, part[i].what, projected(part[i].m, part[i].col, part[i].heads, dim), expected, tokens * part[i].heads, tolerance);
     if (i > 0) continue;
     float *lse = read_floats(f, tokens * heads);
     for (int64_t n = 0; n < tokens * heads; n++)
       if (!(fabs((double)c->lse[n] - (double)lse[n]) <= 2e-5 * (1 + fabs((double)lse[n])))) FAIL("%s: lse %lld", name, (long long)n);
     free(lse);
   }
+  printf("# %-24s out %.1e dQ %.1e dK %.1e dV %.1e\n", name, error[0], error[1], error[2], error[3]);
   case_free(c);
   return true;
 }
