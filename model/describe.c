@@ -68,6 +68,24 @@ static void describe_blocks(const struct model *m, int first, int last, void (*l
   }
 }
 
+/* Attention's operands as the payload has them: forward, and what its backward contracts. */
+static void attention_text(const struct model *m, char *line) {
+  const struct attention_formats *f = &m->block[0].payload.formats;
+  const char *qk = format_name(f->qk), *pv = format_name(f->pv);
+  const bool codes = !attention_format_plain(f->d_out);
+  (void)snprintf(line, LINE, "q k %s, p %s, v %s, softmax fp32", qk, attention_format_plain(f->pv) ? "fp32" : pv, pv);
+  if (!m->shape.training) return;
+  append(line, " | backward: scores q k ");
+  append(line, qk);
+  append(line, codes ? ", p e4m3, do " : ", p fp32, do ");
+  append(line, format_name(f->d_out));
+  append(line, codes ? ", ds e4m3, q k v e4m3" : ", ds fp32, q k ");
+  if (codes) return;
+  append(line, qk);
+  append(line, ", v ");
+  append(line, pv);
+}
+
 void model_describe(const struct model *m, void (*line)(void *context, const char *text), void *context) {
   int n_layers = (int)m->config.n_layers;
   const char *backend = m->d->k->backend, *type = dtype_name(m->type);
@@ -76,10 +94,9 @@ void model_describe(const struct model *m, void (*line)(void *context, const cha
     while (last + 1 < n_layers && blocks_alike(m, first, last + 1)) last++;
     describe_blocks(m, first, last, line, context);
   }
-  char text[LINE + 128];
-  (void)snprintf(text, sizeof text, "blocks 1-%d  attention: qk %s, pv %s, d_out %s, softmax fp32  [%s]", n_layers,
-                 format_name(m->route.attention_qk), format_name(m->route.attention_pv),
-                 format_name(m->route.attention_d_out), backend);
+  char text[LINE + 128], attention[LINE];
+  attention_text(m, attention);
+  (void)snprintf(text, sizeof text, "blocks 1-%d  attention: %s  [%s]", n_layers, attention, backend);
   line(context, text);
   (void)snprintf(text, sizeof text, "residual stream, norms, rotary, silu: %s, computed in fp32  [%s]", type, backend);
   line(context, text);
@@ -94,7 +111,7 @@ void model_describe(const struct model *m, void (*line)(void *context, const cha
                  backend);
   line(context, text);
   if (m->route.forward_tail > 0) {
-    (void)snprintf(text, sizeof text, "the last %g of the updates: fprop x %s w %s everywhere, the rest as above  [%s]",
+    (void)snprintf(text, sizeof text, "the last %g of the updates: fprop x %s w %s in every linear and the head, the rest as above  [%s]",
                    m->route.forward_tail, type, type, backend);
     line(context, text);
   }

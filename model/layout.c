@@ -142,7 +142,7 @@ static void place_weight(struct model *m, struct arena *a, struct linear *l, con
 static void place_weight_operands(struct model *m, struct arena *a) {
   for (int layer = 0; layer < (int)m->config.n_layers; layer++)
     for (int site = 0; site < LINEAR_SITES; site++)
-      place_weight(m, a, &m->block[layer].linear[site], route_linear(&m->route, layer));
+      place_weight(m, a, &m->block[layer].linear[site], route_linear(&m->route, layer, (enum linear_site)site));
   place_weight(m, a, &m->head.output, &m->route.head);
 }
 
@@ -170,7 +170,6 @@ static struct attention_gradient attention_gradient_take(const struct model *m, 
 
 /* Of a block: what its backward reads. x_in is placed apart. */
 static void place_kept(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
-  const struct linear_route *route = route_linear(&m->route, b->layer);
   int64_t tokens = m->extent.tokens, hidden = m->config.hidden_size;
   b->attention_rstd = floats_take(a, c, tokens);
   b->ffn_rstd = floats_take(a, c, tokens);
@@ -184,18 +183,19 @@ static void place_kept(struct model *m, struct block *b, struct arena *a, enum a
   if (!m->shape.training) return;
   for (int site = 0; site < LINEAR_SITES; site++) {
     struct linear *l = &b->linear[site];
-    l->x.column = operand_take(a, c, &route->operand[WGRAD_X], VIEW_COLUMN, x_of(l, tokens));
-    if (encoding_is_plain(&route->operand[WGRAD_X]) && site != LINEAR_OUT)
+    const struct encoding *x = &route_linear(&m->route, b->layer, l->site)->operand[WGRAD_X];
+    l->x.column = operand_take(a, c, x, VIEW_COLUMN, x_of(l, tokens));
+    if (encoding_is_plain(x) && site != LINEAR_OUT)
       l->x.plain = matrix_take(a, c, m->type, tokens, l->source.cols);
   }
 }
 
 /* Of a block: operands that live only inside its forward or its backward. */
 static void place_passing(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
-  const struct linear_route *route = route_linear(&m->route, b->layer);
   int64_t tokens = m->extent.tokens;
   for (int site = 0; site < LINEAR_SITES; site++) {
     struct linear *l = &b->linear[site];
+    const struct linear_route *route = route_linear(&m->route, b->layer, l->site);
     l->x.row = operand_take(a, c, &route->operand[FPROP_X], VIEW_ROW, x_of(l, tokens));
     bool kept = m->shape.training && encoding_is_plain(&route->operand[WGRAD_X]);
     bool read = encoding_is_plain(&route->operand[FPROP_X]) || m->route.forward_tail > 0;
@@ -203,9 +203,10 @@ static void place_passing(struct model *m, struct block *b, struct arena *a, enu
       l->x.plain = matrix_take(a, c, m->type, tokens, l->source.cols);
   }
   if (!m->shape.training) return;
-  bool plain = encoding_is_plain(&route->operand[DGRAD_DY]) || encoding_is_plain(&route->operand[WGRAD_DY]);
   for (int site = 0; site < LINEAR_SITES; site++) {
     struct linear *l = &b->linear[site];
+    const struct linear_route *route = route_linear(&m->route, b->layer, l->site);
+    bool plain = encoding_is_plain(&route->operand[DGRAD_DY]) || encoding_is_plain(&route->operand[WGRAD_DY]);
     if (site != LINEAR_DOWN) {
       l->dy.row = operand_take(a, c, &route->operand[DGRAD_DY], VIEW_ROW, dy_of(l, tokens));
       l->dy.column = operand_take(a, c, &route->operand[WGRAD_DY], VIEW_COLUMN, dy_of(l, tokens));
@@ -218,8 +219,8 @@ static void place_passing(struct model *m, struct block *b, struct arena *a, enu
 
 /* Of a block: the dY of `down`, which the block above emits while its own operands live. */
 static void place_crossing(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
-  const struct linear_route *route = route_linear(&m->route, b->layer);
   struct linear *l = &b->linear[LINEAR_DOWN];
+  const struct linear_route *route = route_linear(&m->route, b->layer, l->site);
   l->dy.row = operand_take(a, c, &route->operand[DGRAD_DY], VIEW_ROW, dy_of(l, m->extent.tokens));
   l->dy.column = operand_take(a, c, &route->operand[WGRAD_DY], VIEW_COLUMN, dy_of(l, m->extent.tokens));
 }

@@ -1,11 +1,9 @@
-/* The four linears of a block, as the routes see them: one matrix each. */
+/* The linears of a block: shapes, names, tensors. */
 #ifndef FP4D_MODEL_LINEARS_H
 #define FP4D_MODEL_LINEARS_H
 
 #include "kernels/kernels.h"
 #include "model/route.h"
-
-enum linear_site { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, LINEAR_SITES };
 
 /* Who draws for the dY of a site. */
 static inline uint32_t linear_draw(enum linear_site site) {

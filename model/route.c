@@ -34,6 +34,21 @@ static const struct word hadamard_words[] = {{"none", HADAMARD_NONE},
                                              {"signed-32", HADAMARD_SIGNED_32},
                                              {NULL, 0}};
 
+enum {
+  SITES_ATTENTION = 1 << LINEAR_QKV | 1 << LINEAR_OUT,
+  SITES_FFN = 1 << LINEAR_GATE_UP | 1 << LINEAR_DOWN,
+  SITES_ALL = SITES_ATTENTION | SITES_FFN
+};
+
+static const struct word site_words[] = {{"all", SITES_ALL},
+                                         {"attention", SITES_ATTENTION},
+                                         {"ffn", SITES_FFN},
+                                         {"qkv", 1 << LINEAR_QKV},
+                                         {"out", 1 << LINEAR_OUT},
+                                         {"gate_up", 1 << LINEAR_GATE_UP},
+                                         {"down", 1 << LINEAR_DOWN},
+                                         {NULL, 0}};
+
 static int word_value(const struct word *words, const char *text) {
   for (const struct word *w = words; w->word; w++)
     if (strcmp(w->word, text) == 0) return w->value;
@@ -67,6 +82,17 @@ bool format_parse(const char *word, enum format *out, struct error *e) {
 
 const char *format_name(enum format f) { return word_of(format_words, (int)f); }
 const char *hadamard_name(enum hadamard h) { return word_of(hadamard_words, (int)h); }
+
+const char *linear_sites_text(unsigned sites, char text[LINEAR_SITES_TEXT]) {
+  size_t used = 0;
+  for (const struct word *w = site_words; w->word; w++)
+    if ((unsigned)w->value == sites) return strcpy(text, w->word);
+  text[0] = '\0';
+  for (int site = 0; site < LINEAR_SITES; site++)
+    if (sites >> site & 1u)
+      used += (size_t)snprintf(text + used, LINEAR_SITES_TEXT - used, "%s%s", used ? ", " : "", linear_name((enum linear_site)site));
+  return text;
+}
 
 const char *const operand_role_names[OPERAND_ROLE_COUNT] = {"fprop x",  "fprop w",  "dgrad dy",
                                                             "dgrad w", "wgrad dy", "wgrad x"};
@@ -317,7 +343,7 @@ bool linear_route_parse(const struct route_words *w, struct linear_route *out, s
 }
 
 struct route_words route_words_of(const char *word) {
-  return (struct route_words){NULL, word, word, word, "same", word, word, NULL};
+  return (struct route_words){NULL, word, word, word, "same", word, word, NULL, NULL};
 }
 
 struct linear_route linear_route_plain(enum format f) {
@@ -333,12 +359,20 @@ bool route_add_span(struct route *r, const struct route_words *w, int n_layers, 
   memset(&span, 0, sizeof span);
   if (!layers_parse(w->layers, n_layers, &span.first, &span.last, e)) return false;
   if (!linear_route_parse(w, &span.linear, e)) return error_context(e, "layers \"%s\"", w->layers);
+  int sites = word_value(site_words, w->sites ? w->sites : "all");
+  if (sites < 0) {
+    char known[96];
+    return error_set(e, ERROR_CONFIG, "layers \"%s\": sites \"%s\": not of %s", w->layers, w->sites,
+                     word_list(site_words, known, sizeof known));
+  }
+  span.sites = (unsigned)sites;
 
   for (int i = 0; i < r->n_spans; i++) {
     const struct route_span *other = &r->span[i];
-    if (span.first <= other->last && other->first <= span.last)
-      return error_set(e, ERROR_CONFIG, "layers \"%s\" overlap the span of blocks %d-%d", w->layers, other->first,
-                       other->last);
+    if (span.first > other->last || other->first > span.last || !(span.sites & other->sites)) continue;
+    char twice[LINEAR_SITES_TEXT];
+    return error_set(e, ERROR_CONFIG, "layers \"%s\" overlap the span of blocks %d-%d (%s linears)", w->layers,
+                     other->first, other->last, linear_sites_text(span.sites & other->sites, twice));
   }
   if (r->n_spans == ROUTE_SPANS)
     return error_set(e, ERROR_CONFIG, "layers \"%s\": a route has at most %d spans", w->layers, ROUTE_SPANS);
@@ -346,10 +380,19 @@ bool route_add_span(struct route *r, const struct route_words *w, int n_layers, 
   return true;
 }
 
-const struct linear_route *route_linear(const struct route *r, int layer) {
-  for (int i = 0; i < r->n_spans; i++)
-    if (layer + 1 >= r->span[i].first && layer + 1 <= r->span[i].last) return &r->span[i].linear;
+const struct linear_route *route_linear(const struct route *r, int layer, enum linear_site site) {
+  for (int i = 0; i < r->n_spans; i++) {
+    const struct route_span *s = &r->span[i];
+    if (layer + 1 >= s->first && layer + 1 <= s->last && (s->sites >> site & 1u)) return &s->linear;
+  }
   return NULL;
+}
+
+unsigned route_sites_without(const struct route *r, int layer) {
+  unsigned sites = 0;
+  for (int site = 0; site < LINEAR_SITES; site++)
+    if (!route_linear(r, layer, (enum linear_site)site)) sites |= 1u << site;
+  return sites;
 }
 
 bool route_in_forward_tail(const struct route *r, int64_t update, int64_t updates) {

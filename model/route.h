@@ -22,9 +22,14 @@ struct linear_route {
   struct encoding operand[OPERAND_ROLE_COUNT];
 };
 
-/* Blocks first..last (1-based, inclusive) use this. */
+/* The four linears of a block, one matrix each: Q, K and V of attention, its
+ * output projection; W1 and W3 of the FFN, W2. */
+enum linear_site { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, LINEAR_SITES };
+
+/* `sites` (bit s: enum linear_site s) of blocks first..last (1-based, inclusive) use this. */
 struct route_span {
   int first, last;
+  unsigned sites;
   struct linear_route linear;
 };
 
@@ -45,6 +50,7 @@ struct route_words {
   const char *layers; /* "all", "5", "1-27", "28-32", "last-4", "all-but-last-4" */
   const char *fprop_x, *fprop_w, *dgrad_dy, *dgrad_w, *wgrad_x, *wgrad_dy; /* "mxfp4", "mxfp4/2d32", "mxfp4/sr", "same" */
   const char *hadamard; /* "none", "plain-16", "signed-16", "signed-32": both wgrad operands */
+  const char *sites;    /* "attention" (qkv, out), "ffn" (gate_up, down), one by its name; "all" or NULL */
 };
 
 /* Parses "FORMAT[/BLOCK][/SCALE-RULE][/stripN][/sr][/TRANSFORM]", the words in
@@ -59,11 +65,15 @@ const char *hadamard_name(enum hadamard h); /* "none", "plain-16", … */
 /* The same plain format for all six operands. */
 struct linear_route linear_route_plain(enum format f);
 
-/* The words of one linear route (w->layers is not looked at). */
+/* The words of one linear route (w->layers and w->sites are not looked at). */
 bool linear_route_parse(const struct route_words *w, struct linear_route *out, struct error *e);
 
 /* One word for all operands of a linear: "fp8" encodes each by its role's default. */
 struct route_words route_words_of(const char *word);
+
+/* "all", "attention", …: the word for a span's sites; "qkv, down" for any others. */
+enum { LINEAR_SITES_TEXT = 32 };
+const char *linear_sites_text(unsigned sites, char text[LINEAR_SITES_TEXT]);
 
 /* Adds a span; layers resolved against n_layers. Overlap is an error. */
 bool route_add_span(struct route *r, const struct route_words *w, int n_layers, struct error *e);
@@ -74,15 +84,18 @@ bool route_named(const char *name, int n_layers, struct route *out, struct error
 /* Names of the table's rows, NULL-terminated. */
 const char *const *route_names(void);
 
-/* Every layer has exactly one span, and the backend executes all of it for
+/* Every linear of every layer has exactly one span, and the backend executes all of it for
  * these extents (block and tile divisibility included). Each problem is one
  * line of e->message, layer and operand named.  ERROR_DEVICE when all there is
  * against it is what the backend cannot execute, else ERROR_CONFIG. */
 bool route_check(const struct route *r, int n_layers, const struct extent *x, const struct device *d,
                  struct error *e);
 
-/* The route of block `layer` (0-based). */
-const struct linear_route *route_linear(const struct route *r, int layer);
+/* The route of a linear of block `layer` (0-based); NULL: none. */
+const struct linear_route *route_linear(const struct route *r, int layer, enum linear_site site);
+
+/* Linears (bits, as of a span) of block `layer` that no span is for. */
+unsigned route_sites_without(const struct route *r, int layer);
 
 /* Is update `update` (1-based) of `updates` in the route's forward tail? */
 bool route_in_forward_tail(const struct route *r, int64_t update, int64_t updates);

@@ -82,12 +82,14 @@ static void check_linear(struct problems *p, int *refused, const struct route *r
 static void check_span(struct problems *p, int *refused, const struct route *r, const struct route_span *span,
                        const struct extent *x, const struct device *d) {
   struct site sites[LINEAR_SITES];
+  int n = 0;
   char subject[64];
   for (int i = 0; i < LINEAR_SITES; i++)
-    sites[i] = (struct site){.name = linear_name((enum linear_site)i), .shape = linear_shape(x, (enum linear_site)i),
-                             .arm = linear_arm(x, (enum linear_site)i)};
+    if (span->sites >> i & 1u)
+      sites[n++] = (struct site){.name = linear_name((enum linear_site)i), .shape = linear_shape(x, (enum linear_site)i),
+                                 .arm = linear_arm(x, (enum linear_site)i)};
   (void)snprintf(subject, sizeof subject, "blocks %d-%d", span->first, span->last);
-  check_linear(p, refused, r, &span->linear, subject, sites, LINEAR_SITES, x, d);
+  check_linear(p, refused, r, &span->linear, subject, sites, n, x, d);
 }
 
 /* The head contracts head_chunk tokens at a time: groups of tokens lie inside
@@ -132,6 +134,11 @@ static void check_attention(struct problems *p, int *refused, const struct route
       problems_add(p, "attention %s %s: activations are %s", part_name[part], format_name(own), dtype_name(r->activations));
       continue;
     }
+    if (part == ATTENTION_PART_QK && own == FORMAT_NVFP4 && x->attention.head_dim % 16 != 0) { /* blocks of 16 along it */
+      problems_add(p, "attention %s %s: head_dim %lld is not a multiple of 16", part_name[part], format_name(own),
+                   (long long)x->attention.head_dim);
+      continue;
+    }
     const char *why = d->k->refuse_attention(d, &f, (enum attention_part)part, &x->attention);
     if (!why) continue;
     problems_add(p, "attention %s %s: %s", part_name[part], format_name(own), why);
@@ -144,10 +151,13 @@ bool route_check(const struct route *r, int n_layers, const struct extent *x, co
   struct problems p = {.error = e, .code = ERROR_CONFIG};
   int refused = 0;
   for (int layer = 0; layer < n_layers; layer++) {
-    if (route_linear(r, layer)) continue;
+    const unsigned without = route_sites_without(r, layer);
+    if (without == 0) continue;
     int last = layer;
-    while (last + 1 < n_layers && !route_linear(r, last + 1)) last++;
-    problems_add(&p, "blocks %d-%d have no formats in route %s", layer + 1, last + 1, r->name);
+    char text[LINEAR_SITES_TEXT];
+    while (last + 1 < n_layers && route_sites_without(r, last + 1) == without) last++;
+    problems_add(&p, "blocks %d-%d have no formats in route %s (%s linears)", layer + 1, last + 1, r->name,
+                 linear_sites_text(without, text));
     layer = last;
   }
   for (int i = 0; i < r->n_spans; i++) {

@@ -44,7 +44,7 @@ static void expected_elements(const struct route *r, const struct model_config *
                                                  [DGRAD_DY] = tokens * s.n, [DGRAD_W] = s.n * s.k,
                                                  [WGRAD_DY] = tokens * s.n, [WGRAD_X] = tokens * s.k};
       for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
-        if (!encoding_is_plain(&route_linear(r, layer)->operand[role])) elements[role] += sizes[role];
+        if (!encoding_is_plain(&route_linear(r, layer, (enum linear_site)site)->operand[role])) elements[role] += sizes[role];
     }
 }
 
@@ -101,7 +101,7 @@ TEST(who_draws) {
     struct rig g;
     if (!rig_open(&g, &c, all_routes[i], &s, 2)) return;
     route_named(all_routes[i], (int)c.n_layers, &r, &e);
-    const struct linear_route *last = route_linear(&r, (int)c.n_layers - 1), *first = route_linear(&r, 0);
+    const struct linear_route *last = route_linear(&r, (int)c.n_layers - 1, LINEAR_DOWN), *first = route_linear(&r, 0, LINEAR_DOWN);
     bool column = last->operand[WGRAD_DY].rounding == ROUND_STOCHASTIC;
     bool any = first->operand[DGRAD_DY].rounding == ROUND_STOCHASTIC || last->operand[DGRAD_DY].rounding == ROUND_STOCHASTIC || column;
     float *a = gradients_of(&g, 1), *b = gradients_of(&g, 2), *again = gradients_of(&g, 1);
@@ -242,14 +242,14 @@ TEST(heads) {
     double most; /* from the BF16 head's gradient */
     bool free;   /* its scales do not depend on the chunk */
   } cases[] = {
-      {"bf16", {NULL, "bf16", "bf16", "bf16", "same", "bf16", "bf16", "none"}, 0, true},
-      {"fp8", {NULL, "e4m3", "e4m3", "e5m2", "same", "e4m3", "e5m2", "none"}, 0.2, false},
-      {"fp8-row", {NULL, "e4m3/row", "e4m3/row", "e5m2/row", "e4m3/row", "bf16", "bf16", NULL}, 0.2, true},
-      {"mxfp4", {NULL, "mxfp4", "mxfp4", "mxfp4/sr", "same", "mxfp4", "mxfp4", "none"}, 0.6, true},
-      {"mxfp4-h32", {NULL, "mxfp4", "mxfp4", "mxfp4/sr", "same", "mxfp4", "mxfp4", "signed-32"}, 0.6, true},
-      {"nvfp4", {NULL, "nvfp4", "nvfp4", "nvfp4/sr", "same", "nvfp4", "nvfp4/sr", "signed-16"}, 0.6, false},
-      {"nvfp4-local", {NULL, "nvfp4-local", "nvfp4-local", "nvfp4-local/sr", "same", "nvfp4-local", "nvfp4-local", "none"}, 0.6, false},
-      {"wgrad-alone", {NULL, "bf16", "bf16", "bf16", "same", "mxfp4", "mxfp4", "none"}, 0.6, true},
+      {"bf16", {NULL, "bf16", "bf16", "bf16", "same", "bf16", "bf16", "none", NULL}, 0, true},
+      {"fp8", {NULL, "e4m3", "e4m3", "e5m2", "same", "e4m3", "e5m2", "none", NULL}, 0.2, false},
+      {"fp8-row", {NULL, "e4m3/row", "e4m3/row", "e5m2/row", "e4m3/row", "bf16", "bf16", NULL, NULL}, 0.2, true},
+      {"mxfp4", {NULL, "mxfp4", "mxfp4", "mxfp4/sr", "same", "mxfp4", "mxfp4", "none", NULL}, 0.6, true},
+      {"mxfp4-h32", {NULL, "mxfp4", "mxfp4", "mxfp4/sr", "same", "mxfp4", "mxfp4", "signed-32", NULL}, 0.6, true},
+      {"nvfp4", {NULL, "nvfp4", "nvfp4", "nvfp4/sr", "same", "nvfp4", "nvfp4/sr", "signed-16", NULL}, 0.6, false},
+      {"nvfp4-local", {NULL, "nvfp4-local", "nvfp4-local", "nvfp4-local/sr", "same", "nvfp4-local", "nvfp4-local", "none", NULL}, 0.6, false},
+      {"wgrad-alone", {NULL, "bf16", "bf16", "bf16", "same", "mxfp4", "mxfp4", "none", NULL}, 0.6, true},
   };
   struct model_config c = rig_config();
   c.vocab_size = 96;
@@ -422,6 +422,68 @@ TEST(forward_tail) {
   d->k->close(d);
 }
 
+/* Attention keeps its formats in the tail: its backward reads what its forward published. */
+TEST(forward_tail_of_attention) {
+  struct model_config c = rig_config();
+  struct model_shape s = rig_shape(2, DTYPE_BF16);
+  struct route r;
+  struct error e;
+  struct rig plain, g;
+  CHECK(route_named("attention-mxfp4-proj-nvfp4", 3, &r, &e));
+  r.forward_tail = 0.25;
+  if (!rig_open(&plain, &c, "attention-mxfp4", &s, 2) || !rig_open_route(&g, &c, &r, &s, 2)) return;
+  model_reset_signals(plain.m);
+  float *expected = gradients_of(&plain, 11), *route = gradients_of(&g, 11);
+  CHECK(memcmp(plain.nll, g.nll, (size_t)g.tokens * sizeof(float)) != 0);
+  model_reset_signals(g.m);
+  model_set_forward(g.m, FORWARD_PLAIN);
+  float *tail = gradients_of(&g, 11);
+  CHECK(memcmp(plain.nll, g.nll, (size_t)g.tokens * sizeof(float)) == 0); /* BF16 linears around the same attention */
+  for (int t = 0; t < ATTENTION_TENSORS; t++) {
+    const struct quantise_counts *own = &model_signals(g.m)->attention[t], *other = &model_signals(plain.m)->attention[t];
+    CHECK(own->elements > 0 && own->elements == other->elements);
+    if (t != ATTENTION_DO && t != ATTENTION_DS) CHECK(memcmp(own, other, sizeof *own) == 0);
+  }
+  double from_plain = distance(tail, expected, g.elements); /* dgrad of the projections is the route's */
+  if (!(from_plain > 1e-3 && from_plain < 0.2)) FAIL("backward: %g", from_plain);
+  free(expected);
+  free(route);
+  free(tail);
+  rig_close(&g);
+  rig_close(&plain);
+}
+
+/* Sizes that attention's codes do not have, by name and before any memory. */
+TEST(attention_refused) {
+  struct model_config c = rig_config();
+  struct model_shape s = rig_shape(2, DTYPE_BF16);
+  struct route r;
+  struct error e;
+  struct device *d = device_open("cpu", 1, &e);
+  c.head_dim = 8;
+  for (const char *const *name = all_routes; *name; name++) {
+    struct arena a = arena_measure();
+    if (strncmp(*name, "attention-", 10) != 0) continue;
+    CHECK(route_named(*name, 3, &r, &e));
+    CHECK(!model_create(d, &a, &c, &r, &s, &e) && a.used == 0);
+    if (!strstr(e.message, "attention qk nvfp4: head_dim 8 is not a multiple of 16")) FAIL("%s: %s", *name, e.message);
+    CHECK(!strstr(e.message, "attention pv") == (r.attention_pv != FORMAT_MXFP4) && !strstr(e.message, "attention do"));
+  }
+  r.attention_qk = r.attention_pv = FORMAT_E4M3; /* as it is for linears: no blocks, any size */
+  s.seq_len = 31;
+  r.n_spans = 0;
+  struct route_words w = route_words_of("bf16");
+  w.layers = "all";
+  CHECK(route_add_span(&r, &w, 3, &e));
+  CHECK(executes(&r, &c, &s));
+  r.attention_pv = FORMAT_NVFP4;
+  r.attention_d_out = FORMAT_MXFP4;
+  struct arena a = arena_measure();
+  CHECK(!model_create(d, &a, &c, &r, &s, &e));
+  CHECK(strstr(e.message, "attention pv nvfp4: P and V are bf16, e4m3 or mxfp4") && strstr(e.message, "attention do mxfp4: dO is bf16, e5m2 or e4m3"));
+  d->k->close(d);
+}
+
 int main(void) {
   all_routes = rig_routes();
   RUN(signals);
@@ -431,5 +493,7 @@ int main(void) {
   RUN(heads);
   RUN(heads_refused);
   RUN(forward_tail);
+  RUN(forward_tail_of_attention);
+  RUN(attention_refused);
   return test_report();
 }

@@ -190,9 +190,9 @@ TEST(measured_is_real) {
   /* routes that differ by block, packed fprop with plain wgrad and the reverse */
   struct route r = {.name = "mixed", .activations = DTYPE_BF16, .attention_qk = FORMAT_BF16,
                     .attention_pv = FORMAT_BF16, .attention_d_out = FORMAT_BF16, .head = linear_route_plain(FORMAT_BF16)};
-  const struct route_words words[] = {{"1", "mxfp4", "mxfp4", "mxfp4/sr", "same", "bf16", "bf16", "none"},
-                                      {"2", "bf16", "bf16", "mxfp4/sr", "mxfp4", "mxfp4", "mxfp4", "none"},
-                                      {"3", "bf16", "bf16", "bf16", "same", "bf16", "bf16", "none"}};
+  const struct route_words words[] = {{"1", "mxfp4", "mxfp4", "mxfp4/sr", "same", "bf16", "bf16", "none", NULL},
+                                      {"2", "bf16", "bf16", "mxfp4/sr", "mxfp4", "mxfp4", "mxfp4", "none", NULL},
+                                      {"3", "bf16", "bf16", "bf16", "same", "bf16", "bf16", "none", NULL}};
   for (int i = 0; i < 3; i++) CHECK(route_add_span(&r, &words[i], 3, &e));
   for (int k = 0; k < 2; k++) {
     struct model_shape s = shape_of(k ? RECOMPUTE_ALL : RECOMPUTE_NONE, true);

@@ -157,6 +157,14 @@ static const struct expected ledger[] = {
     {"nvfp4-local-pow2-h16", 31,
      {"nvfp4-local/1x16/pow2/strip256", "nvfp4-local/2d16/pow2", "nvfp4-local/1x16/pow2/strip256/sr", "nvfp4-local/2d16/pow2",
       "nvfp4-local/1x16/pow2/strip256/signed-16", "nvfp4-local/1x16/pow2/strip256/signed-16"}},
+    {"attention-fp8", 0, {"bf16", "bf16", "bf16", "bf16", "bf16", "bf16"}},
+    {"attention-mxfp4", 0, {"bf16", "bf16", "bf16", "bf16", "bf16", "bf16"}},
+    {"attention-fp8-proj-e4m3", 0, {"e4m3/tensor", "e4m3/tensor", "bf16", "bf16", "bf16", "bf16"}},
+    {"attention-mxfp4-proj-e4m3", 31, {"e4m3/tensor", "e4m3/tensor", "bf16", "bf16", "bf16", "bf16"}},
+    {"attention-fp8-proj-nvfp4", 31,
+     {"nvfp4/1x16/tensor", "nvfp4/2d16/tensor", "nvfp4/1x16/tensor", "nvfp4/2d16/tensor", "bf16", "bf16"}},
+    {"attention-mxfp4-proj-nvfp4", 0,
+     {"nvfp4/1x16/tensor", "nvfp4/2d16/tensor", "nvfp4/1x16/tensor", "nvfp4/2d16/tensor", "bf16", "bf16"}},
     {"operand-hybrid-h32", 0,
      {"mxfp4/1x32/encode", "mxfp4/2d32/adaptive", "nvfp4-local/1x16/faithful/strip256/sr", "nvfp4-local/2d16/faithful",
       "mxfp4/1x32/encode/signed-32", "mxfp4/1x32/encode/signed-32"}},
@@ -170,7 +178,7 @@ TEST(ledger_rows) {
     if (!expected) FAIL("no expectation for %s", *name);
     named++;
   }
-  CHECK_EQ_I64(named, 16); /* the eleven, fp32, fp8, the forward tail and two in powers of two */
+  CHECK_EQ_I64(named, 22); /* the eleven, fp32, fp8, the forward tail, two in powers of two, six of attention */
   for (size_t i = 0; i < sizeof ledger / sizeof ledger[0]; i++) {
     struct route r;
     if (!route_named(ledger[i].name, 32, &r, &e)) {
@@ -181,10 +189,17 @@ TEST(ledger_rows) {
     bool wide = strcmp(r.name, "fp32") == 0;
     CHECK(r.activations == (wide ? DTYPE_F32 : DTYPE_BF16));
     enum format plain = wide ? FORMAT_F32 : FORMAT_BF16;
-    CHECK(route_plain_format(&r) == plain && r.attention_qk == plain && r.attention_pv == plain && r.attention_d_out == plain);
+    const char *attention = strncmp(r.name, "attention-", 10) == 0 ? r.name + 10 : NULL;
+    CHECK(route_plain_format(&r) == plain && r.attention_qk == (attention ? FORMAT_NVFP4 : plain));
+    CHECK(r.attention_pv == (!attention ? plain : strncmp(attention, "fp8", 3) == 0 ? FORMAT_E4M3 : FORMAT_MXFP4));
+    CHECK(r.attention_d_out == (attention ? FORMAT_E5M2 : plain));
     for (int role = 0; role < OPERAND_ROLE_COUNT; role++) CHECK(r.head.operand[role].format == plain);
     CHECK(r.forward_tail == (strcmp(r.name, "nvfp4-te/forward-bf16-tail") == 0 ? 0.1 : 0));
-    const struct linear_route *linear = route_linear(&r, ledger[i].layer);
+    const struct linear_route *linear = route_linear(&r, ledger[i].layer, LINEAR_QKV);
+    const struct linear_route *ffn = route_linear(&r, ledger[i].layer, LINEAR_DOWN);
+    CHECK(route_linear(&r, ledger[i].layer, LINEAR_OUT) == linear && route_linear(&r, ledger[i].layer, LINEAR_GATE_UP) == ffn);
+    for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
+      CHECK(encoding_equal(&ffn->operand[role], attention ? &r.head.operand[role] : &linear->operand[role]));
     for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
       char text[ENCODING_TEXT];
       encoding_text(&linear->operand[role], text, (int)sizeof text);
@@ -202,7 +217,7 @@ TEST(ledger_rows) {
 }
 
 static struct route_words words_of(const char *layers) {
-  return (struct route_words){layers, "mxfp4", "mxfp4/2d32", "mxfp4/sr", "same", "mxfp4", "mxfp4", "none"};
+  return (struct route_words){layers, "mxfp4", "mxfp4/2d32", "mxfp4/sr", "same", "mxfp4", "mxfp4", "none", NULL};
 }
 
 TEST(spans) {
@@ -234,9 +249,42 @@ TEST(spans) {
   CHECK(strstr(e.message, "1-6"));
   w.layers = "8-12";
   CHECK(route_add_span(&r, &w, 12, &e));
-  CHECK(route_linear(&r, 5) == &r.span[0].linear);
-  CHECK(route_linear(&r, 6) == NULL);
-  CHECK(route_linear(&r, 7) == &r.span[1].linear);
+  CHECK(route_linear(&r, 5, LINEAR_OUT) == &r.span[0].linear);
+  CHECK(route_linear(&r, 6, LINEAR_QKV) == NULL);
+  CHECK(route_linear(&r, 7, LINEAR_DOWN) == &r.span[1].linear);
+
+  /* linears of a block apart */
+  static const struct {
+    const char *sites;
+    unsigned bits; /* 0: refused */
+  } words[] = {{"all", 15}, {NULL, 15}, {"attention", 3}, {"ffn", 12}, {"qkv", 1}, {"out", 2}, {"gate_up", 4}, {"down", 8},
+               {"", 0},     {"wq", 0},  {"attention ", 0}, {"ALL", 0}};
+  for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+    char text[LINEAR_SITES_TEXT];
+    memset(&r, 0, sizeof r);
+    w = words_of("all");
+    w.sites = words[i].sites;
+    CHECK(route_add_span(&r, &w, 12, &e) == (words[i].bits != 0));
+    CHECK_EQ_I64(r.span[0].sites, words[i].bits);
+    if (words[i].bits) CHECK_STR(linear_sites_text(r.span[0].sites, text), words[i].sites ? words[i].sites : "all");
+    for (int site = 0; site < LINEAR_SITES; site++)
+      CHECK((route_linear(&r, 3, (enum linear_site)site) != NULL) == (words[i].bits >> site & 1u));
+    CHECK_EQ_I64(route_sites_without(&r, 11), 15 & ~words[i].bits);
+  }
+  char text[LINEAR_SITES_TEXT];
+  CHECK_STR(linear_sites_text(1 | 4 | 8, text), "qkv, gate_up, down");
+  memset(&r, 0, sizeof r);
+  w = words_of("1-6");
+  w.sites = "attention";
+  CHECK(route_add_span(&r, &w, 12, &e));
+  w.sites = "ffn";
+  CHECK(route_add_span(&r, &w, 12, &e));
+  w.sites = "out";
+  CHECK(!route_add_span(&r, &w, 12, &e));
+  CHECK(strstr(e.message, "overlap the span of blocks 1-6 (out linears)"));
+  w.layers = "7-12";
+  CHECK(route_add_span(&r, &w, 12, &e));
+  CHECK_EQ_I64(route_sites_without(&r, 6), 13);
 
   memset(&r, 0, sizeof r);
   w = words_of("all");
@@ -307,10 +355,10 @@ TEST(refusals) {
   struct extent x = extent_of(64, 128);
   struct route r;
 
-  const char *const taken[] = {"fp32", "bf16", "mxfp4-row-sr"};
+  const char *const taken[] = {"fp32", "bf16", "mxfp4-row-sr", "attention-mxfp4"};
   for (const char *const *name = route_names(); *name; name++) {
     bool expected = false;
-    for (int i = 0; i < 3; i++) expected |= strcmp(*name, taken[i]) == 0;
+    for (int i = 0; i < 4; i++) expected |= strcmp(*name, taken[i]) == 0;
     CHECK(route_named(*name, 8, &r, &e));
     if (route_check(&r, 8, &x, &d, &e) != expected) FAIL("%s: %s", *name, expected ? e.message : "not refused");
   }
@@ -391,6 +439,20 @@ TEST(refusals) {
   CHECK_EQ_I64(lines(e.message), 3);
   CHECK(!route_check(&r, 3, &x, &d, &e));
   CHECK(strstr(e.message, "blocks 3-4: the model has 3"));
+
+  /* linears that are not covered; sizes of those that are */
+  memset(&r, 0, sizeof r);
+  w = words_of("2-8");
+  w.sites = "attention";
+  CHECK(route_add_span(&r, &w, 8, &e));
+  r.activations = DTYPE_BF16;
+  r.attention_qk = r.attention_pv = r.attention_d_out = FORMAT_BF16;
+  r.head = linear_route_plain(FORMAT_BF16);
+  x.ffn_size = 8; /* of no concern to qkv and out */
+  CHECK(!route_check(&r, 8, &x, &d, &e));
+  CHECK(strstr(e.message, "blocks 1-1 have no formats in route  (all linears)\nblocks 2-8 have no formats in route  (ffn linears)"));
+  CHECK_EQ_I64(lines(e.message), 2);
+  x = extent_of(64, 128);
 
   /* plain operands are the activations themselves */
   route_named("bf16", 8, &r, &e);

@@ -145,11 +145,14 @@ TEST(micro_batches) {
   }
 }
 
-/* To the bit, where no scale is shared by tokens. */
+/* To the bit, where no scale is shared by tokens: V's in MXFP4 is by 32 of a sample, which all are here. */
 TEST(causal) {
   for (int i = 0; all_routes[i]; i++) {
     struct model_config c = rig_config_of(all_routes[i]);
-    if (!rig_layout_is_free(all_routes[i])) continue;
+    struct route r;
+    struct error e;
+    if (!rig_layout_is_free(all_routes[i]) || !route_named(all_routes[i], 32, &r, &e)) continue;
+    const bool blocks = r.attention_pv == FORMAT_MXFP4;
     struct model_shape s = rig_shape(2, rig_dtype(all_routes[i]));
     struct rig g;
     if (!rig_open(&g, &c, all_routes[i], &s, 2)) return;
@@ -162,7 +165,7 @@ TEST(causal) {
     for (int64_t t = 0; t < 64; t++) {
       bool same = memcmp(&before[t], &g.nll[t], sizeof(float)) == 0;
       if (t < changed || t >= 32) {
-        if (!same) FAIL("%s: token %d saw token %d", all_routes[i], (int)t, (int)changed);
+        if (!same && !(blocks && t < 32)) FAIL("%s: token %d saw token %d", all_routes[i], (int)t, (int)changed);
       } else if (t == changed && same) {
         FAIL("%s: token %d does not see itself", all_routes[i], (int)t);
       }
@@ -293,8 +296,9 @@ TEST(head_chunks) {
 /* Low precision moves gradients, not their direction. */
 static void least_and_most(const char *route, double *least, double *most) {
   bool bf16 = strcmp(route, "bf16") == 0, fp8 = strcmp(route, "fp8") == 0;
-  *least = bf16 ? 1e-5 : fp8 ? 5e-3 : 0.02;
-  *most = bf16 ? 0.03 : fp8 ? 0.2 : 0.5;
+  bool part = strncmp(route, "attention-", 10) == 0; /* attention moves little at these logits */
+  *least = bf16 ? 1e-5 : fp8 || part ? 5e-3 : 0.02;
+  *most = bf16 ? 0.03 : fp8 || part ? 0.2 : 0.5;
 }
 
 TEST(routes_agree) {
@@ -320,9 +324,9 @@ TEST(routes_agree) {
   /* operands of one linear in different formats, other formats in other blocks */
   struct route mixed = {.name = "mixed", .activations = DTYPE_BF16, .attention_qk = FORMAT_BF16,
                         .attention_pv = FORMAT_BF16, .attention_d_out = FORMAT_BF16, .head = linear_route_plain(FORMAT_BF16)};
-  const struct route_words words[] = {{"1", "mxfp4", "mxfp4", "bf16", "bf16", "bf16", "bf16", "none"},
-                                      {"2", "bf16", "bf16", "mxfp4/sr", "mxfp4", "bf16", "mxfp4", "none"},
-                                      {"3", "bf16", "mxfp4", "bf16", "same", "mxfp4", "mxfp4", "none"}};
+  const struct route_words words[] = {{"1", "mxfp4", "mxfp4", "bf16", "bf16", "bf16", "bf16", "none", NULL},
+                                      {"2", "bf16", "bf16", "mxfp4/sr", "mxfp4", "bf16", "mxfp4", "none", NULL},
+                                      {"3", "bf16", "mxfp4", "bf16", "same", "mxfp4", "mxfp4", "none", NULL}};
   struct error e;
   for (int i = 0; i < 3; i++) CHECK(route_add_span(&mixed, &words[i], 3, &e));
   s.param_dtype = DTYPE_BF16;
@@ -483,20 +487,34 @@ TEST(description) {
                "dgrad dy mxfp4/1x32/encode/sr w mxfp4/2d32/adaptive | wgrad dy mxfp4/1x32/encode x "
                "mxfp4/1x32/encode  recomputed  [cpu]\n"));
   CHECK(strstr(text, "blocks 1-1  qkv") && strstr(text, "blocks 3-3  qkv"));
-  CHECK(strstr(text, "blocks 1-3  attention: qk bf16, pv bf16, d_out bf16"));
+  CHECK(strstr(text, "blocks 1-3  attention: q k bf16, p fp32, v bf16, softmax fp32 | backward: scores q k bf16, p fp32, do bf16, "
+                     "ds fp32, q k bf16, v bf16  [cpu]\n"));
   CHECK(strstr(text, "head: fprop x bf16 w bf16 | dgrad dy bf16 w bf16 | wgrad dy bf16 x bf16, logits fp32 for 20 "
                      "tokens at once, d_logits bf16  [cpu]\n"));
   CHECK(!strstr(text, "of the updates"));
 
   /* a head and a forward tail of other formats */
-  const struct route_words words = {NULL, "fp8", "fp8", "e5m2", "same", "bf16", "bf16", "none"};
+  const struct route_words words = {NULL, "fp8", "fp8", "e5m2", "same", "bf16", "bf16", "none", NULL};
   CHECK(linear_route_parse(&words, &r.head, &e));
   r.forward_tail = 0.1;
   s.recompute = RECOMPUTE_NONE;
   c.vocab_size = 96; /* the head contracts it too */
   text = description(&r, &c, &s);
   CHECK(strstr(text, "head: fprop x e4m3/tensor w e4m3/tensor | dgrad dy e5m2/tensor w e4m3/tensor | wgrad dy bf16 x bf16, logits"));
-  CHECK(strstr(text, "\nthe last 0.1 of the updates: fprop x bf16 w bf16 everywhere, the rest as above  [cpu]\n"));
+  CHECK(strstr(text, "\nthe last 0.1 of the updates: fprop x bf16 w bf16 in every linear and the head, the rest as above  [cpu]\n"));
+
+  /* attention in few bits, linears of two kinds */
+  c = rig_config();
+  CHECK(route_named("attention-mxfp4-proj-nvfp4", 3, &r, &e));
+  text = description(&r, &c, &s);
+  CHECK(strstr(text, "blocks 1-3  attention: q k nvfp4, p mxfp4, v mxfp4, softmax fp32 | backward: scores q k nvfp4, p e4m3, "
+                     "do e5m2, ds e4m3, q k v e4m3  [cpu]\n"));
+  CHECK(strstr(text, "blocks 1-3  qkv, out: fprop x nvfp4/1x16/tensor w nvfp4/2d16/tensor | dgrad dy nvfp4/1x16/tensor w "
+                     "nvfp4/2d16/tensor | wgrad dy bf16 x bf16  [cpu]\n"));
+  CHECK(strstr(text, "blocks 1-3  gate_up, down: fprop x bf16 w bf16 | dgrad dy bf16 w bf16 | wgrad dy bf16 x bf16  [cpu]\n"));
+  r.attention_d_out = FORMAT_BF16;
+  text = description(&r, &c, &s);
+  CHECK(strstr(text, " | backward: scores q k nvfp4, p fp32, do bf16, ds fp32, q k nvfp4, v mxfp4  [cpu]\n"));
 
   /* outer factors by arm */
   c = rig_config_of("nvfp4-local");

@@ -19,7 +19,7 @@ static bool same(const struct config *a, const struct config *b) {
       r->attention_qk != s->attention_qk || r->attention_pv != s->attention_pv || r->attention_d_out != s->attention_d_out)
     return false;
   for (int i = 0; i < r->n_spans; i++) {
-    if (r->span[i].first != s->span[i].first || r->span[i].last != s->span[i].last) return false;
+    if (r->span[i].first != s->span[i].first || r->span[i].last != s->span[i].last || r->span[i].sites != s->span[i].sites) return false;
     if (!same_linear(&r->span[i].linear, &s->span[i].linear)) return false;
   }
   return a->data.n_sources == b->data.n_sources && strcmp(a->route_name, b->route_name) == 0;

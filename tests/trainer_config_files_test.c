@@ -135,9 +135,11 @@ TEST(committed_configs) {
       CHECK(file->activations == row.activations && file->forward_tail == row.forward_tail &&
             file->attention_qk == row.attention_qk && file->attention_pv == row.attention_pv &&
             file->attention_d_out == row.attention_d_out && same_linear(&file->head, &row.head));
-      for (int layer = 0; layer < n_layers; layer++)
-        if (!same_linear(route_linear(file, layer), route_linear(&row, layer)))
-          FAIL("configs/routes/%s.yaml: block %d of %d is not the table's", *route, layer + 1, n_layers);
+      for (int i = 0; i < n_layers * LINEAR_SITES; i++) {
+        const enum linear_site site = (enum linear_site)(i % LINEAR_SITES);
+        if (!same_linear(route_linear(file, i / LINEAR_SITES, site), route_linear(&row, i / LINEAR_SITES, site)))
+          FAIL("configs/routes/%s.yaml: %s of block %d of %d is not the table's", *route, linear_name(site), i / LINEAR_SITES + 1, n_layers);
+      }
     }
 }
 

@@ -101,6 +101,20 @@ TEST(route_mappings) {
   CHECK_EQ_I64(config.route.attention_d_out, FORMAT_E5M2);
   CHECK_EQ_I64(config.route.attention_pv, FORMAT_BF16);
 
+  /* linears of a block apart */
+#define SITES(words, x) "    - {layers: all, sites: " words ", fprop: {x: " x ", w: " x "}, dgrad: {dy: bf16, w: bf16}, wgrad: {x: bf16, dy: bf16}}\n"
+  CHECK(parse(GOOD "route:\n  name: mine\n  linears:\n" SITES("ffn", "bf16") SITES("qkv", "nvfp4") SITES("out", "e4m3"), NULL, 0));
+  CHECK_STR(failure.message, "");
+  CHECK_EQ_I64(route_linear(&config.route, 1, LINEAR_QKV)->operand[FPROP_X].format, FORMAT_NVFP4);
+  CHECK_EQ_I64(route_linear(&config.route, 1, LINEAR_OUT)->operand[FPROP_W].format, FORMAT_E4M3);
+  CHECK_EQ_I64(route_linear(&config.route, 0, LINEAR_DOWN)->operand[FPROP_X].format, FORMAT_BF16);
+  CHECK(!parse(GOOD "route:\n  name: mine\n  linears:\n" SITES("ffn", "bf16") SITES("out", "e4m3"), NULL, 0));
+  CHECK(strstr(failure.message, "no entry covers blocks 1-2 of 2 (qkv linears)"));
+  CHECK(!parse(GOOD "route:\n  name: mine\n  linears:\n" SITES("all", "bf16") SITES("out", "e4m3"), NULL, 0));
+  CHECK(strstr(failure.message, "layers \"all\" overlap the span of blocks 1-2 (out linears)"));
+  CHECK(!parse(GOOD "route:\n  name: mine\n  linears:\n" SITES("wq", "bf16"), NULL, 0));
+  CHECK(strstr(failure.message, "sites \"wq\": not of all, attention, ffn, qkv, out, gate_up, down"));
+
   const char *part = "route.head=fp32";
   CHECK(parse(GOOD "route:\n  name: mine\n  linears:\n" SPAN("all"), &part, 1));
   for (int role = 0; role < OPERAND_ROLE_COUNT; role++) CHECK_EQ_I64(config.route.head.operand[role].format, FORMAT_F32);
@@ -272,8 +286,8 @@ static const struct {
     {"route: {name: r, linears: [all]}\n", "3:28: route.linears[1]: a mapping is wanted, not a single value"},
     {"route:\n  linears:\n" SPAN("all"), "route.name: is missing"},
     {"route:\n  name: bf16\n  linears:\n" SPAN("all"), "4:9: route.name: 'bf16' is the name of a built-in route, and this mapping is not that route"},
-    {"route:\n  name: r\n  linears:\n" SPAN("1"), "6:5: route.linears: no entry covers blocks 2-2 of 2"},
-    {"route:\n  name: r\n  linears:\n" SPAN("all") SPAN("2"), "7:7: route.linears[2]: layers \"2\" overlap the span of blocks 1-2"},
+    {"route:\n  name: r\n  linears:\n" SPAN("1"), "6:5: route.linears: no entry covers blocks 2-2 of 2 (all linears)"},
+    {"route:\n  name: r\n  linears:\n" SPAN("all") SPAN("2"), "7:7: route.linears[2]: layers \"2\" overlap the span of blocks 1-2 (all linears)"},
     {"route:\n  name: r\n  linears:\n" SPAN("1-3"), "6:7: route.linears[1]: layers \"1-3\": outside the model's blocks 1-2"},
     {"route:\n  name: r\n  head: fp7\n  linears:\n" SPAN("all"), "5:9: route.head: fprop x: \"fp7\" is no format"},
     {"route:\n  name: r\n  head: {fprop: {x: fp8, w: fp8}, dgrad: {dy: e5m2}, wgrad: {x: e4m3}}\n  linears:\n" SPAN("all"), "5:9: route.head.wgrad.dy: is missing"},
@@ -357,7 +371,8 @@ TEST(all_at_once) {
             "--set nope: unknown key; `fp4d help config` lists them all\n"
             "cfg.yaml:3:8: route: no route is named \"nvfp5\" (fp32, bf16, te-native, te-last4-bf16, nvfp4-global, mxfp4-row-sr, "
             "nvfp4-local, nvfp4-local-h16, depth-27-5, mxfp4-row-sr-h32, operand-hybrid-h16, operand-hybrid-h32, fp8, "
-            "nvfp4-te/forward-bf16-tail, nvfp4-local-pow2, nvfp4-local-pow2-h16)\n"
+            "nvfp4-te/forward-bf16-tail, nvfp4-local-pow2, nvfp4-local-pow2-h16, attention-fp8, attention-fp8-proj-e4m3, "
+             "attention-fp8-proj-nvfp4, attention-mxfp4, attention-mxfp4-proj-e4m3, attention-mxfp4-proj-nvfp4)\n"
             "cfg.yaml:5:23: train.global_batch: 9 is not a multiple of train.local_batch 2");
 
   /* More than a message holds: the first ones, and how many are left. */

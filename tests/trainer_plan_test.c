@@ -89,6 +89,21 @@ TEST(formats) {
   CHECK_CLOSE(t.linears, bf16.linears * (1.0 / 3 / 2 + 2.0 / 3 / 4), 1e-12);
 }
 
+TEST(attention_and_projections) {
+  struct plan_time bf16, t;
+  tiny("bf16");
+  CHECK(plan_time(&config, &slow, 1, &bf16));
+  tiny("attention-fp8"); /* scores at FP4's rate, P V and the backward's four products at FP8's */
+  CHECK(plan_time(&config, &slow, 1, &t));
+  CHECK_CLOSE(t.attention, bf16.attention * (1.0 / 6 / 4 + 5.0 / 6 / 2), 1e-12);
+  CHECK(t.linears == bf16.linears && t.head == bf16.head);
+  tiny("attention-mxfp4-proj-nvfp4"); /* P V at FP4's; a third of the projections' work, wgrad, at BF16's */
+  CHECK(plan_time(&config, &slow, 1, &t));
+  CHECK_CLOSE(t.attention, bf16.attention * (2.0 / 6 / 4 + 4.0 / 6 / 2), 1e-12);
+  const double projections = (64 * 128 + 64 * 64) / (double)BLOCK_WEIGHTS;
+  CHECK_CLOSE(t.linears, bf16.linears * (1 - projections + projections * (1.0 / 3 + 2.0 / 3 / 4)), 1e-12);
+}
+
 TEST(recompute) {
   struct plan_time t;
   tiny("bf16");
@@ -182,6 +197,30 @@ TEST(memory) {
   CHECK_EQ_I64(failure.code, ERROR_DEVICE);
 }
 
+/* What attention's boundaries publish, of 64 tokens, 64 columns of Q and 32 of K and of V. */
+TEST(memory_of_attention) {
+  struct arena bf16, a;
+  tiny("bf16");
+  CHECK(plan_memory(&config, 1, &bf16, &failure));
+  enum {
+    Q4 = 64 * 32, K4 = 64 * 16, SCALES = 128 * 4, /* scale columns, 4 and 2, in tiles of 128 x 4 */
+    BYTES8 = 64 * (64 + 32 + 32), /* Q8, K8, V8 */
+    V4 = 2 * 32 * 16, V4_SCALES = 2 * SCALES /* by sample: 32 features of 32 tokens, a block each */
+  };
+  enum { GRADIENT = 64 * 64 + ARENA_ALIGNMENT + 2 * 64 * 4 * 4 }; /* dO; the lifts of 2 x 2 kv heads; two statistics */
+  static const struct {
+    const char *route;
+    int64_t block;
+  } cases[] = {{"attention-fp8", Q4 + K4 + 2 * SCALES + BYTES8}, {"attention-mxfp4", Q4 + K4 + 2 * SCALES + BYTES8 + V4 + V4_SCALES}};
+  for (int i = 0; i < 2; i++) {
+    tiny(cases[i].route);
+    CHECK(plan_memory(&config, 1, &a, &failure));
+    CHECK_EQ_I64(a.by_category[ARENA_ACTIVATIONS] - bf16.by_category[ARENA_ACTIVATIONS], 2 * cases[i].block);
+    CHECK_EQ_I64(a.by_category[ARENA_TRANSIENT] - bf16.by_category[ARENA_TRANSIENT], GRADIENT);
+    CHECK_EQ_I64(a.by_category[ARENA_WEIGHT_OPERANDS], bf16.by_category[ARENA_WEIGHT_OPERANDS]);
+  }
+}
+
 static char text[20000];
 
 static bool print(const struct machine *m, int64_t gpus) {
@@ -238,10 +277,12 @@ int main(void) {
   RUN(llama3_8b);
   RUN(one_gpu);
   RUN(formats);
+  RUN(attention_and_projections);
   RUN(recompute);
   RUN(several_gpus);
   RUN(machines);
   RUN(memory);
+  RUN(memory_of_attention);
   RUN(printed);
   RUN(this_machine);
   return test_report();

@@ -17,6 +17,8 @@ from fp4d import (BATCH, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, PREEMPTED, ROOT
 ROUTES = {"fp32": {"route": "fp32", "train.param_dtype": "fp32"},
           "bf16": {"route": "bf16"},
           "mxfp4": {"route": "mxfp4-row-sr"},
+          "attention-fp8": {"route": "attention-fp8-proj-nvfp4"},
+          "attention-mxfp4": {"route": "attention-mxfp4-proj-e4m3"},
           "mxfp4-no-master": {"route": "mxfp4-row-sr", "train.master": False},
           "bf16-no-master": {"route": "bf16", "train.master": False}}
 
@@ -70,6 +72,8 @@ def test_resume_fp32_2(): resumed("fp32", 2)
 def test_resume_bf16_2(): resumed("bf16", 2)
 def test_resume_mxfp4_2(): resumed("mxfp4", 2)
 def test_resume_mxfp4_no_master_2(): resumed("mxfp4-no-master", 2)
+def test_resume_attention_fp8_2(): resumed("attention-fp8", 2)
+def test_resume_attention_mxfp4_2(): resumed("attention-mxfp4", 2)
 
 
 def resumed_twice(np):

@@ -41,6 +41,13 @@ EXECUTED = {
     "operand-hybrid-h16": hybrid("/plain-16"), "operand-hybrid-h32": hybrid("/signed-32"),
     "fp8": ("e4m3/tensor", "e4m3/tensor", "e5m2/tensor", "e4m3/tensor", "e5m2/tensor", "e4m3/tensor"),
 }
+for pv in ("fp8", "mxfp4"):
+    EXECUTED["attention-" + pv] = ("bf16",) * 6
+    EXECUTED[f"attention-{pv}-proj-e4m3"] = ("e4m3/tensor", "e4m3/tensor", "bf16", "bf16", "bf16", "bf16")
+    EXECUTED[f"attention-{pv}-proj-nvfp4"] = (NV, NV_TILES, NV, NV_TILES, "bf16", "bf16")
+ATTENTION = {"": "q k {0}, p fp32, v {0}, softmax fp32 | backward: scores q k {0}, p fp32, do {0}, ds fp32, q k {0}, v {0}",
+             "fp8": "q k nvfp4, p e4m3, v e4m3, softmax fp32 | backward: scores q k nvfp4, p e4m3, do e5m2, ds e4m3, q k v e4m3",
+             "mxfp4": "q k nvfp4, p mxfp4, v mxfp4, softmax fp32 | backward: scores q k nvfp4, p e4m3, do e5m2, ds e4m3, q k v e4m3"}
 LAST = {"te-last4-bf16": ("bf16",) * 6, "depth-27-5": uniform(MX, TILES)}  # of the last block
 
 
@@ -66,9 +73,15 @@ def test_executed_is_printed_and_on_record():
                 blocks.setdefault(block, []).append(line)
         check(sorted(blocks) == list(range(1, settings["model.n_layers"] + 1)), f"{route}: every block", "\n".join(lines))
         for line in blocks[1]:
-            check(formats(line) == EXECUTED[route], f"{route}: {EXECUTED[route]}", line)
+            expected = ("bf16",) * 6 if route.startswith("attention-") and "gate_up, down" in line else EXECUTED[route]
+            check(formats(line) == expected, f"{route}: {expected}", line)
+        kind = (re.match(r"attention-(fp8|mxfp4)", route) or [0, ""])[1]
+        attention = [line for line in lines if re.match(r"blocks 1-\d+  attention: ", line)]
+        check(len(attention) == 1 and ATTENTION[kind].format("fp32" if route == "fp32" else "bf16") in attention[0],
+              f"{route}: attention", "\n".join(attention))
         for line in blocks[max(blocks)]:
-            check(formats(line) == LAST.get(route, EXECUTED[route]), f"{route}: the last block", line)
+            expected = ("bf16",) * 6 if route.startswith("attention-") and "gate_up, down" in line else LAST.get(route, EXECUTED[route])
+            check(formats(line) == expected, f"{route}: the last block", line)
         check(any(line.startswith("head: ") for line in lines), f"{route}: the head", "\n".join(lines))
 
 
@@ -80,6 +93,9 @@ def test_misfits_are_named():
             ("mxfp4-row-sr", {"train.seq_len": 48}, r"wgrad dy mxfp4/1x32/encode: qkv: seq_len 48 is not a multiple of 32"),
             ("te-native", {"model.hidden_size": 136, "model.head_dim": 64}, r"dgrad w nvfp4/2d16/tensor: out: rows 136 is not a multiple of 16"),
             ("nvfp4-local", {"model.ffn_size": 352}, r"gate_up: ffn_size 352 is not a multiple of 256"),
+            ("attention-fp8", {"model.head_dim": 24, "model.n_heads": 4}, r"attention qk nvfp4: head_dim 24 is not a multiple of 16"),
+            ("attention-mxfp4", {"model.head_dim": 24, "model.n_heads": 4}, r"attention pv mxfp4: head_dim is not a multiple of 16"),
+            ("attention-fp8-proj-nvfp4", {"model.hidden_size": 136, "model.head_dim": 32}, r"dgrad w nvfp4/2d16/tensor: out: rows 136 is not a multiple of 16"),
             ("fp8", {"train.seq_len": 40}, r"wgrad dy e5m2/tensor: qkv: seq_len 40 is not a multiple of 16")):
         settings = {**route_settings(route), **change}
         place.train("misfit", settings).expect(CONFIG, pattern)

@@ -140,7 +140,7 @@ static bool row(const struct bench *b, struct device *d, const struct roofs *roo
 
 /* The three contractions of a linear under a route. */
 static int products_of(const struct route *r, const struct extent *x, enum linear_site site, struct product out[3]) {
-  const struct encoding *o = r->span[0].linear.operand;
+  const struct encoding *o = route_linear(r, 0, site)->operand;
   const struct linear_shape w = linear_shape(x, site);
   const int64_t arm = linear_arm(x, site);
   const enum dtype type = r->activations;
@@ -177,8 +177,9 @@ static bool run_routes(const struct bench *b, struct device *d, const struct ext
   for (int i = 0; i < (l->n ? l->n : 2); i++) {
     struct route r;
     if (!route_named(l->n ? l->item[i] : usual[i], b->config ? (int)b->config->model.shape.n_layers : 8, &r, e)) return false;
-    for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
-      const struct encoding *encoding = &r.span[0].linear.operand[role];
+    for (int i_role = 0; i_role < LINEAR_SITES * OPERAND_ROLE_COUNT; i_role++) {
+      const int role = i_role % OPERAND_ROLE_COUNT;
+      const struct encoding *encoding = &route_linear(&r, 0, (enum linear_site)(i_role / OPERAND_ROLE_COUNT))->operand[role];
       const char *why = d->k->refuse_encoding(d, encoding, operand_role_view((enum operand_role)role));
       if (why) return error_set(e, ERROR_DEVICE, "bench gemm: route %s: %s", r.name, why);
     }
@@ -193,7 +194,7 @@ static bool run_routes(const struct bench *b, struct device *d, const struct ext
       continue;
     }
     for (int j = 0; j < (s->n ? s->n : 3); j++) {
-      const struct encoding *o = r.span[0].linear.operand;
+      const struct encoding *o = route_linear(&r, 0, LINEAR_QKV)->operand;
       struct product p = {"-", "fprop", r.name, 0, 0, 0, o[FPROP_X], o[FPROP_W], VIEW_ROW, VIEW_ROW, r.activations, TENSOR_X, TENSOR_W, 0};
       if (!parse_shape(s->n ? s->item[j] : squares[j], &p, e) || !fits(&p, e) || !row(b, d, roofs, &p, e)) return false;
     }

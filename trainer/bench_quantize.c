@@ -94,7 +94,7 @@ static json_t *operand_object(const struct operand *o, const struct quality *q, 
 
 static bool measure_route(struct job *j, const struct captured *t, int r, struct error *e) {
   const struct capture_entry *x = t->entry[TENSOR_X];
-  const struct linear_route *route = route_linear(&j->route[r], (int)x->block - 1);
+  const struct linear_route *route = route_linear(&j->route[r], (int)x->block - 1, x->site);
   struct captured_operands o;
   struct quality q[OPERAND_ROLE_COUNT];
   bool good = captured_take(&o, j->d, &j->capture.header, route, t, e);
@@ -244,7 +244,8 @@ static bool measure_speed(struct job *j, const struct captured *t, struct error 
               linear_name(t->entry[TENSOR_X]->site));
   bool good = true;
   for (int r = 0; good && r < j->n_routes; r++) {
-    const struct linear_route *route = route_linear(&j->route[r], (int)t->entry[TENSOR_X]->block - 1);
+    const struct capture_entry *entry = t->entry[TENSOR_X];
+    const struct linear_route *route = route_linear(&j->route[r], (int)entry->block - 1, entry->site);
     good = captured_take(&x.o, x.d, &j->capture.header, route, t, e);
     for (int i = 0; good && i < TENSOR_COUNT; i++) {
       const struct operand *row = &x.o.of[operand_role_of((enum tensor)i, VIEW_ROW)],

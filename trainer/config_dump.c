@@ -33,6 +33,8 @@ static void write_route(const struct route *r, FILE *out) {
   for (int i = 0; i < r->n_spans; i++) {
     const struct route_span *s = &r->span[i];
     fprintf(out, "    - layers: %d-%d\n", s->first, s->last);
+    char sites[LINEAR_SITES_TEXT];
+    if (strcmp(linear_sites_text(s->sites, sites), "all") != 0) fprintf(out, "      sites: %s\n", sites);
     write_linear(&s->linear, "      ", out);
   }
   fprintf(out, "  attention: {qk: %s", format_name(r->attention_qk));

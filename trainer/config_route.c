@@ -13,30 +13,25 @@ static bool route_same(const struct route *a, const struct route *b, int n_layer
   if (a->activations != b->activations || a->attention_qk != b->attention_qk || a->attention_pv != b->attention_pv ||
       a->attention_d_out != b->attention_d_out || a->forward_tail != b->forward_tail || !linear_same(&a->head, &b->head))
     return false;
-  for (int i = 0; i < n_layers; i++)
-    if (!linear_same(route_linear(a, i), route_linear(b, i))) return false;
+  for (int i = 0; i < n_layers * LINEAR_SITES; i++) {
+    const int layer = i / LINEAR_SITES;
+    const enum linear_site site = (enum linear_site)(i % LINEAR_SITES);
+    if (!linear_same(route_linear(a, layer, site), route_linear(b, layer, site))) return false;
+  }
   return true;
 }
 
-/* Every block once: route_add_span refuses overlaps, here are the gaps. */
+/* Every linear once: route_add_span refuses overlaps, here are the gaps. */
 static bool covers_all(struct config_loader *l, const struct route *r, int n_layers) {
   bool all = true;
-  for (int i = 1; i <= n_layers;) {
-    int next = n_layers + 1; /* first span behind i */
-    bool inside = false;
-    for (int s = 0; s < r->n_spans && !inside; s++) {
-      if (r->span[s].first <= i && i <= r->span[s].last) {
-        inside = true;
-        next = r->span[s].last + 1;
-      } else if (r->span[s].first > i && r->span[s].first < next) {
-        next = r->span[s].first;
-      }
-    }
-    if (!inside) {
-      config_problem(l, "route.linears", "no entry covers blocks %d-%d of %d", i, next - 1, n_layers);
-      all = false;
-    }
-    i = next;
+  for (int first = 0, next; first < n_layers; first = next) {
+    const unsigned sites = route_sites_without(r, first);
+    char text[LINEAR_SITES_TEXT];
+    for (next = first + 1; next < n_layers && route_sites_without(r, next) == sites;) next++;
+    if (sites == 0) continue;
+    config_problem(l, "route.linears", "no entry covers blocks %d-%d of %d (%s linears)", first + 1, next, n_layers,
+                   linear_sites_text(sites, text));
+    all = false;
   }
   return all;
 }
@@ -52,7 +47,7 @@ static bool parse_format(struct config_loader *l, const char *key, const char *w
 static struct route_words words_of(const struct span_draft *s) {
   return (struct route_words){.layers = s->layers, .fprop_x = s->fprop_x, .fprop_w = s->fprop_w, .dgrad_dy = s->dgrad_dy,
                               .dgrad_w = s->dgrad_w, .wgrad_x = s->wgrad_x, .wgrad_dy = s->wgrad_dy,
-                              .hadamard = s->hadamard};
+                              .hadamard = s->hadamard, .sites = s->sites[0] ? s->sites : NULL};
 }
 
 static bool resolve_head(struct config_loader *l, struct linear_route *out) {

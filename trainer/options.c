@@ -215,7 +215,7 @@ static const struct option route_rows[] = {
      .fallback_words = "none: must be given",
      .help = "What records call this route, custom:NAME by custom. A built-in route's name is refused unless the content is that route's."},
     {.key = "linears", .type = OPTION_SPANS, .fallback_words = "none: must be given",
-     .help = "One entry for each range of blocks (below); together they cover every block once."},
+     .help = "One entry for each range of blocks and linears (below); together they cover every linear once."},
     {.key = "attention.qk", .type = OPTION_TEXT, PLACE(struct route_draft, attention_qk), .name_like = true,
      .fallback = "bf16", .help = "Format of Q and K."},
     {.key = "attention.pv", .type = OPTION_TEXT, PLACE(struct route_draft, attention_pv), .name_like = true,
@@ -249,6 +249,8 @@ static const struct option route_rows[] = {
 static const struct option span_rows[] = {
     {.key = "layers", .type = OPTION_TEXT, SPAN(layers), .fallback = "all",
      .help = "Blocks, counted from 1: all, 1-27, 28-32, 5, last-4, all-but-last-4."},
+    {.key = "sites", .type = OPTION_TEXT, SPAN(sites), .name_like = true, .fallback = "all",
+     .help = "Linears of these blocks: all, attention (qkv and out), ffn (gate_up and down), or one of these four."},
     {.key = "fprop.x", .type = OPTION_TEXT, SPAN(fprop_x), .fallback_words = "none: must be given",
      .help = "Y = X W^T: the input. FORMAT[/BLOCK][/SCALE-RULE][/stripN][/sr], as in mxfp4, mxfp4/2d32, mxfp4/sr, bf16 (docs/numerics.md)."},
     {.key = "fprop.w", .type = OPTION_TEXT, SPAN(fprop_w), .fallback_words = "none: must be given",

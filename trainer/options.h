@@ -20,7 +20,7 @@ enum { ROUTE_WORD = 64 };
 
 struct span_draft {
   char layers[ROUTE_WORD], fprop_x[ROUTE_WORD], fprop_w[ROUTE_WORD], dgrad_dy[ROUTE_WORD], dgrad_w[ROUTE_WORD],
-      wgrad_x[ROUTE_WORD], wgrad_dy[ROUTE_WORD], hadamard[ROUTE_WORD];
+      wgrad_x[ROUTE_WORD], wgrad_dy[ROUTE_WORD], hadamard[ROUTE_WORD], sites[ROUTE_WORD];
   struct origin at;
 };
 
@@ -28,7 +28,7 @@ struct route_draft {
   bool mapping; /* false: `name` is a table row's and the rest is not used */
   char name[ROUTE_WORD], attention_qk[ROUTE_WORD], attention_pv[ROUTE_WORD], attention_d_out[ROUTE_WORD];
   char head[ROUTE_WORD];        /* one word, or "" where it is a mapping: */
-  struct span_draft head_parts; /* (layers is not used) */
+  struct span_draft head_parts; /* (layers and sites are not used) */
   double forward_tail;
   enum dtype activations;
   struct span_draft span[ROUTE_SPANS];

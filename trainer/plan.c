@@ -7,15 +7,31 @@
 #include "base/threads.h"
 #include "trainer/run.h"
 
-/* FLOPs a token of one contraction over all of a block's linears. */
-static double block_flops(const struct config *c) {
+/* Seconds a token of a block's linears at a machine's peaks: fprop, and the three contractions. */
+static void block_seconds(const struct config *c, const struct machine *m, int layer, double *fprop, double *all) {
   const struct extent x = plan_extent(c);
-  double sum = 0;
+  *fprop = *all = 0;
   for (int site = 0; site < LINEAR_SITES; site++) {
     const struct linear_shape w = linear_shape(&x, (enum linear_site)site);
-    sum += 2.0 * (double)w.k * (double)w.n;
+    const struct encoding *o = route_linear(&c->route, layer, (enum linear_site)site)->operand;
+    const double flops = 2.0 * (double)w.k * (double)w.n, forward = flops / machine_contraction_flops(m, &o[FPROP_X], &o[FPROP_W]);
+    *fprop += forward;
+    *all += forward + flops / machine_contraction_flops(m, &o[DGRAD_DY], &o[DGRAD_W]) +
+            flops / machine_contraction_flops(m, &o[WGRAD_DY], &o[WGRAD_X]);
   }
-  return sum;
+}
+
+/* Attention's six products: scores and P V forward; dP, dV, dQ and dK through what dO is. */
+static double attention_seconds(const struct config *c, const struct machine *m, double flops) {
+  const struct attention_formats f = route_attention(&c->route);
+  const enum format formats[] = {f.qk, f.pv, attention_format_plain(f.d_out) ? f.d_out : FORMAT_E4M3};
+  static const double products[] = {1, 1, 4};
+  double seconds = 0;
+  for (int i = 0; i < 3; i++) {
+    const struct encoding e = {.format = formats[i]};
+    seconds += products[i] / 6 * flops / machine_contraction_flops(m, &e, &e);
+  }
+  return seconds;
 }
 
 bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, struct plan_time *out) {
@@ -23,20 +39,18 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
   memset(out, 0, sizeof *out);
   if (c->train.global_batch % (gpus * c->train.local_batch) != 0) return false;
   const double tokens = (double)(c->train.global_batch / gpus * c->train.seq_len);
-  const double per_block = block_flops(c);
   double forward = 0;
   for (int layer = 0; layer < (int)s->n_layers; layer++) {
-    const struct encoding *o = route_linear(&c->route, layer)->operand;
-    const double fprop = tokens * per_block / machine_contraction_flops(m, &o[FPROP_X], &o[FPROP_W]);
-    out->linears += fprop + tokens * per_block / machine_contraction_flops(m, &o[DGRAD_DY], &o[DGRAD_W]) +
-                    tokens * per_block / machine_contraction_flops(m, &o[WGRAD_DY], &o[WGRAD_X]);
+    double fprop, all;
+    block_seconds(c, m, layer, &fprop, &all);
+    out->linears += tokens * all;
     const bool again = c->train.recompute == RECOMPUTE_ALL ||
                        (c->train.recompute == RECOMPUTE_EVERY_NTH && (layer + 1) % c->train.recompute_every == 0);
-    if (again) forward += fprop;
+    if (again) forward += tokens * fprop;
   }
   const double causal = model_config_flops(s, c->train.seq_len, true);
   const double matmul = 6.0 * (double)model_config_matmul_params(s);
-  out->attention = tokens * (causal - matmul) / m->bf16_flops;
+  out->attention = attention_seconds(c, m, tokens * (causal - matmul));
   const struct encoding *h = c->route.head.operand;
   out->head = tokens * 2.0 * (double)(s->vocab_size * s->hidden_size) *
               (1 / machine_contraction_flops(m, &h[FPROP_X], &h[FPROP_W]) + 1 / machine_contraction_flops(m, &h[DGRAD_DY], &h[DGRAD_W]) +
