@@ -15,9 +15,10 @@
 
 struct bench_arguments {
   const char *what, *config, *folder;
-  const char *from;
+  const char *from, *setup, *distribution;
   struct argument_list sets, shapes, routes;
-  int64_t repeat, threads, megabytes;
+  int64_t repeat, threads, megabytes, seed, queries;
+  double scale; /* NaN: not given; seed -1, queries 0 likewise */
   bool json;
 };
 
@@ -55,6 +56,7 @@ void bench_row(const struct bench *b, json_t *row, const struct bench_seconds *s
 bool bench_gemm(struct bench *b, struct error *e);
 bool bench_quantize(struct bench *b, struct error *e);
 bool bench_attention(struct bench *b, struct error *e);
+bool bench_attention_quality(struct bench *b, struct error *e); /* with --setup, --shape and what else is its own */
 bool bench_step(struct bench *b, struct error *e);
 bool bench_loader(struct bench *b, struct error *e);
 bool bench_checkpoint(struct bench *b, struct error *e);

@@ -1,5 +1,6 @@
 /* bench attention: causal grouped-query attention of a configuration, both ways. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -69,6 +70,7 @@ static bool run(const struct bench *b, struct attention *a, struct error *e) {
 }
 
 bool bench_attention(struct bench *b, struct error *e) {
+  if (b->a.setup || b->a.distribution || b->a.shapes.n > 0 || b->a.seed >= 0 || b->a.queries > 0 || !isnan(b->a.scale)) return bench_attention_quality(b, e);
   const struct extent x = b->config ? plan_extent(b->config)
                                     : (struct extent){.tokens = 2048, .head_chunk = 2048, .attention = {1, 2048, 8, 2, 64},
                                                       .hidden_size = 512, .ffn_size = 1024, .vocab_size = 512};

@@ -1,4 +1,5 @@
 /* fp4d bench: how fast the parts are, here. */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,17 @@ const struct argument command_bench_arguments[] = {
     {.name = "--from", .value = "FILE.h5", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, from),
      .help = "quantize: what `fp4d capture` wrote"},
     {.name = "--shape", .value = "M,N,K", .type = ARGUMENT_REPEATED, .offset = offsetof(struct bench_arguments, shapes),
-     .help = "gemm: a product [M,K] x [K,N] instead of the configuration's"},
+     .help = "gemm: a product [M,K] x [K,N] instead of the configuration's; attention: SEQ_LEN,HEADS,HEAD_DIM[,BATCH] of a set-up"},
+    {.name = "--setup", .value = "NAME", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, setup),
+     .help = "attention: error of formats against FP64 instead of speed: formats (default with any of the following or --shape), training, table-3, appendix-d"},
+    {.name = "--distribution", .value = "NAME", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, distribution),
+     .help = "attention: of Q, K and V: normal (default), student-t (4 degrees of freedom), outlier-channels (of K every 32nd times 8)"},
+    {.name = "--scale", .value = "X", .type = ARGUMENT_NUMBER, .offset = offsetof(struct bench_arguments, scale),
+     .help = "attention: multiplies Q and K (default 1)"},
+    {.name = "--seed", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct bench_arguments, seed),
+     .low = 0, .high = INT64_MAX, .help = "attention: of its inputs (default 1)"},
+    {.name = "--queries", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct bench_arguments, queries),
+     .low = 1, .high = 1 << 20, .help = "attention: queries of a head that are measured, evenly spaced (default 256, or all)"},
     {.name = "--folder", .value = "PATH", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, folder),
      .help = "checkpoint: where to write (default run.folder, or here), made if absent; what is written there is removed again"},
     {.name = "--megabytes", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct bench_arguments, megabytes),
@@ -180,7 +191,7 @@ static bool choose(const struct bench_arguments *a, int *which, struct error *e)
 
 int command_bench(int argc, char **argv) {
   static struct config config;
-  struct bench b = {.a = {.repeat = 9}};
+  struct bench b = {.a = {.repeat = 9, .seed = -1, .scale = NAN}};
   struct error e = {0};
   int which;
   if (!arguments_parse(command_bench_arguments, argc, argv, &b.a, &e) || !choose(&b.a, &which, &e)) return command_fail(&e);

@@ -25,12 +25,15 @@ const struct command commands[] = {
     {"inspect", "what is in a token stream, checkpoint, capture or metrics.jsonl, and whether it is whole", command_inspect_arguments,
      command_inspect,
      "Exit code 74 for a damaged checkpoint, 65 for a damaged stream or metrics.jsonl or for what is neither.\n"},
-    {"bench", "speed of a part, measured here: gemm, quantize, attention, step, loader, checkpoint, collectives", command_bench_arguments,
+    {"bench", "speed of a part, or error of formats, measured here: gemm, quantize, attention, step, loader, checkpoint, collectives", command_bench_arguments,
      command_bench,
      "  gemm         contractions of a configuration's linears (or --shape, or squares) beside the machine's measured peak\n"
      "  quantize     of captured tensors (--from): error of each route's contractions and operands, ratios of error\n"
      "               energy between routes, speed of each quantiser\n"
-     "  attention    forward and backward beside it\n"
+     "  attention    forward and backward beside it; with --setup or --shape: what formats of Q, K,\n"
+     "               P and V lose against FP64 (cosine, relative L2, RMSE, zero scales and codes of P, probability\n"
+     "               mass at codes 0, non-finite outputs): training is the backend's causal operator, table-3 and\n"
+     "               appendix-d are those of the FP4 FlashAttention-4 report\n"
      "  step         a micro-batch and an optimizer step by phase, routes in turn, and their ratio to bf16\n"
      "  loader       samples per second from data.train\n"
      "  checkpoint   save and load, under mpirun each rank its share\n"
