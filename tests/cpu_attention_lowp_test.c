@@ -89,6 +89,29 @@ TEST(threads) {
   }
 }
 
+/* Any extents: the same bits for one thread and three, and near attention in BF16. */
+TEST(random_shapes) {
+  const struct attention_formats formats[] = {training, control, fp8, half};
+  for (int64_t n = 0; n < 16; n++) {
+    const double u[] = {test_uniform(91, 6 * n), test_uniform(91, 6 * n + 1), test_uniform(91, 6 * n + 2),
+                        test_uniform(91, 6 * n + 3), test_uniform(91, 6 * n + 4)};
+    struct attention_shape s = {1 + (int64_t)(u[0] * 3), 1 + (int64_t)(u[1] * 200), 0, 1 + (int64_t)(u[2] * 3), 16 * (1 + (int64_t)(u[3] * 6))};
+    s.n_heads = s.n_kv_heads * (1 + (int64_t)(u[4] * 4));
+    struct attention_case *one = filled(s, formats[n % 4], 1, 1), *three = filled(s, formats[n % 4], 3, 1);
+    struct attention_case *exact = filled(s, (struct attention_formats){0}, 3, 1);
+    case_run(one);
+    case_run(three);
+    case_run(exact);
+    if (!same_results(one, three)) FAIL("case %d: threads", (int)n);
+    double out = distance(&one->out, &exact->out), d_qkv = distance(&one->d_qkv, &exact->d_qkv);
+    if (!(out < 0.25 && (d_qkv < 0.25 || s.seq_len < 16))) FAIL("case %d: out %g, d_qkv %g from BF16", (int)n, out, d_qkv);
+    CHECK_EQ_I64(one->counts[ATTENTION_P].elements, s.batch * s.n_heads * s.seq_len * (s.seq_len + 1) / 2);
+    case_free(one);
+    case_free(three);
+    case_free(exact);
+  }
+}
+
 TEST(samples_are_independent) {
   const struct attention_formats formats[] = {training, control};
   for (int i = 0; i < 2; i++) {
@@ -359,6 +382,7 @@ TEST(fixed_bits) {
 int main(void) {
   RUN(published_after_the_rotation);
   RUN(threads);
+  RUN(random_shapes);
   RUN(samples_are_independent);
   RUN(causality);
   RUN(not_finite_is_seen);
