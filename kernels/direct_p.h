@@ -25,8 +25,11 @@
  * p v) / L, and is put back into the log normaliser: lse = ln 2 (a kappa + margin + log2 L + lift).
  *
  * The guard is for logits beyond what exponents span: margin M lowers every t, so a
- * score may exceed the anchor's by M + 127, and lift L keeps the anchor's own block at
- * byte 127 - M - L, which must be 1 at least.  The report has (110, 16) and (112, 14).
+ * score may exceed the anchor's by M + 127; lift L leaves sums of such blocks L octaves
+ * before they overflow; and the anchor's own block stands at byte 127 - M - L, which must
+ * be 1 at least.  The report has (110, 16) and (112, 14), which leave no octave beneath
+ * the anchor: every block below it takes the anchor's exponent and loses its small
+ * probabilities.  Where softmax is so sharp that a guard is needed, those hardly matter.
  *
  * The report's kernels fold four K16 scales of Q and K into one of 64 columns, chosen
  * offline.  Here that is an operand like any other: four neighbouring scales are equal.
@@ -63,6 +66,12 @@ FP4D_INLINE struct direct_p direct_p_fast(void) {
 /* Every fourth pair by 2^x, 32 rows of K as the reference. */
 FP4D_INLINE struct direct_p direct_p_accurate(void) {
   struct direct_p p = {1.5f, 1.2f, DIRECT_P_FLOOR, 0x1111u, 32, 0, 0};
+  return p;
+}
+
+/* The same for extreme logits: 128 rows, and the guard (110, 16). */
+FP4D_INLINE struct direct_p direct_p_guarded(void) {
+  struct direct_p p = {1.5f, 1.2f, DIRECT_P_FLOOR, 0x1111u, 128, 110, 16};
   return p;
 }
 

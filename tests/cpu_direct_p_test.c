@@ -97,6 +97,7 @@ static void literal(const struct head *x, const struct direct_p *rule, float *ou
         o[d] += g;
       }
     }
+    if (isinf(total)) total = NAN;
     for (int64_t d = 0; d < h->head_dim; d++) out[i * h->head_dim + d] = o[d] / total * (1.0f / 36.0f);
     lse[i] = (fmaf(a, kappa, (float)rule->margin) + f32_log2(total) + (float)rule->lift) * ATTENTION_LN_2;
   }
@@ -291,6 +292,10 @@ TEST(extreme_logits) {
   two_blocks(&x, 0, 128.25f); /* a byte beyond 254: seen, not clipped */
   head_run(&x, &fast, d);
   CHECK(isnan(x.out[0]) && isnan(x.lse[0]) && x.p.scales[1] == 255);
+  two_blocks(&x, 0, 125.25f); /* the numerator is finite, the denominator is not */
+  for (int64_t j = 0; j < 64; j++) x.v[j] = 0x1p-20f;
+  head_run(&x, &fast, d);
+  CHECK(isnan(x.out[0]) && isnan(x.lse[0]) && x.p.scales[1] == 252);
   two_blocks(&x, -200, 0); /* all beneath: no mass at all */
   head_run(&x, &fast, d);
   CHECK(x.p.scales[0] == 0 && x.p.scales[1] == 0 && isnan(x.out[0]));
@@ -356,7 +361,9 @@ TEST(not_finite) {
 }
 
 TEST(refusals) {
-  struct direct_p rule = direct_p_fast();
+  struct direct_p rule = direct_p_guarded();
+  CHECK(direct_p_refuse(&rule) == NULL);
+  rule = direct_p_fast();
   CHECK(direct_p_refuse(&rule) == NULL);
   rule.margin = 1;
   CHECK(direct_p_refuse(&rule) != NULL); /* no anchor */

@@ -30,7 +30,7 @@ struct p_format {
   int block;          /* keys of a scale */
   float lift;         /* NVFP4: G, which multiplies P before its scale is encoded */
   bool affine;        /* codes by 1.5 x + 1.2 instead of 2^x */
-  bool accurate;      /* P_DIRECT: which policy */
+  enum { P_FAST, P_ACCURATE, P_GUARDED } policy; /* of P_DIRECT */
 };
 
 struct p_counts {

@@ -127,7 +127,7 @@ void attention_measure_out(struct attention_measure *m, const double *out, const
   }
 }
 
-/* P as represented and divided against `own`. */
+/* P as represented and divided against `own`; not finite: it is 0 there, but not lost. */
 static void measure_p(struct attention_measure *m, const double *p, const double *own, int64_t n) {
   for (int64_t j = 0; j < n; j++) {
     quality_add(&m->p_error, isfinite(p[j]) ? p[j] : 0, own[j]);
@@ -161,13 +161,13 @@ static void spread(float *rows, const float *from, int64_t n, const struct direc
 
 static void measure_direct(struct desk *w, struct attention_measure *m, const struct attention_row *row, struct threads *threads) {
   const int64_t s = w->x->seq_len, dim = w->x->head_dim, blocks = ceil_div(s, DIRECT_P_BLOCK);
-  const struct direct_p rule = row->p->accurate ? direct_p_accurate() : direct_p_fast();
+  const struct direct_p policy[] = {[P_FAST] = direct_p_fast(), [P_ACCURATE] = direct_p_accurate(), [P_GUARDED] = direct_p_guarded()};
   const struct direct_p_publication publication = {w->codes, w->bytes};
   const struct direct_p_head h = direct_head(w);
   spread(w->rows_q, w->q_few, w->x->queries, &h);
   spread(w->rows_k, w->k_few, s, &h);
   spread(w->rows_v, w->v_few, s, &h);
-  direct_p_head(threads, w->out, w->lse, &publication, &h, &rule, w->scratch);
+  direct_p_head(threads, w->out, w->lse, &publication, &h, &policy[row->p->policy], w->scratch);
   for (int64_t i = 0; i < w->x->queries; i++) {
     double sum = 0;
     scores(w->t, w->q_few + i * dim, w->k_few, s, dim);
@@ -180,7 +180,7 @@ static void measure_direct(struct desk *w, struct attention_measure *m, const st
       m->p.zero_codes += code == 0;
       sum += w->p[j] = (double)e2m1_decode(code) * (double)direct_p_scale(w->bytes[i * blocks + j / DIRECT_P_BLOCK]);
     }
-    for (int64_t j = 0; sum > 0 && j < s; j++) w->p[j] /= sum;
+    for (int64_t j = 0; sum != 0 && j < s; j++) w->p[j] /= sum; /* NaN, where a scale is */
     measure_p(m, w->p, w->own, s);
     for (int64_t d = 0; d < dim; d++) w->one[d] = (double)w->out[i * dim + d];
     attention_measure_out(m, w->one, w->exact + i * dim, dim);

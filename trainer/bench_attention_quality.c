@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/formats.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/elementary.h"
 #include "trainer/attention_quality.h"
 #include "trainer/bench.h"
 #include "trainer/findings.h"
@@ -15,16 +15,17 @@
 
 /* ---- set-ups ----------------------------------------------------------------------------- */
 
-static const struct p_format exact = {"fp64", P_EXACT, P_MAXIMUM, 0, 0, false, false},
-                             e4m3 = {"e4m3", P_E4M3, P_MAXIMUM, 0, 0, false, false},
-                             mxfp4 = {"mxfp4", P_MXFP4, P_MAXIMUM, 32, 0, false, false},
-                             fast = {"direct-p fast", P_DIRECT, P_NONE, 32, 0, true, false},
-                             accurate = {"direct-p accurate", P_DIRECT, P_NONE, 32, 0, true, true},
-                             stabilised = {"nvfp4 G=448", P_NVFP4, P_MAXIMUM, 16, 448, false, false},
-                             shiftless = {"nvfp4 shiftless", P_NVFP4, P_NONE, 16, 1, true, false},
-                             sum_g1 = {"nvfp4 G=1", P_NVFP4, P_NORMALISED, 32, 1, false, false},
-                             sum_g448 = {"nvfp4 G=448", P_NVFP4, P_NORMALISED, 32, 448, false, false},
-                             sum_mxfp4 = {"mxfp4", P_MXFP4, P_NORMALISED, 32, 0, false, false};
+static const struct p_format exact = {"fp64", P_EXACT, P_MAXIMUM, 0, 0, false, P_FAST},
+                             e4m3 = {"e4m3", P_E4M3, P_MAXIMUM, 0, 0, false, P_FAST},
+                             mxfp4 = {"mxfp4", P_MXFP4, P_MAXIMUM, 32, 0, false, P_FAST},
+                             fast = {"direct-p fast", P_DIRECT, P_NONE, 32, 0, true, P_FAST},
+                             accurate = {"direct-p accurate", P_DIRECT, P_NONE, 32, 0, true, P_ACCURATE},
+                             guarded = {"direct-p guarded", P_DIRECT, P_NONE, 32, 0, true, P_GUARDED},
+                             stabilised = {"nvfp4 G=448", P_NVFP4, P_MAXIMUM, 16, 448, false, P_FAST},
+                             shiftless = {"nvfp4 shiftless", P_NVFP4, P_NONE, 16, 1, true, P_FAST},
+                             sum_g1 = {"nvfp4 G=1", P_NVFP4, P_NORMALISED, 32, 1, false, P_FAST},
+                             sum_g448 = {"nvfp4 G=448", P_NVFP4, P_NORMALISED, 32, 448, false, P_FAST},
+                             sum_mxfp4 = {"mxfp4", P_MXFP4, P_NORMALISED, 32, 0, false, P_FAST};
 
 /* Formats of the causal operator of training. */
 static const struct attention_formats training[] = {
@@ -55,10 +56,10 @@ static const struct setup {
     {"table-3", 3, false,
      {{TENSOR_BF16, TENSOR_BF16, &sum_g1}, {TENSOR_BF16, TENSOR_BF16, &sum_g448}, {TENSOR_BF16, TENSOR_BF16, &sum_mxfp4}},
      3, {{1024, 2, 128, 1}, {4096, 2, 128, 1}, {8192, 2, 128, 1}}},
-    {"appendix-d", 9, false,
+    {"appendix-d", 10, false,
      {{TENSOR_NVFP4, TENSOR_E4M3, &e4m3}, {TENSOR_NVFP4, TENSOR_NVFP4, &stabilised}, {TENSOR_NVFP4, TENSOR_NVFP4, &shiftless},
       {TENSOR_MXFP4, TENSOR_NVFP4, &shiftless}, {TENSOR_NVFP4, TENSOR_MXFP4, &accurate}, {TENSOR_NVFP4, TENSOR_MXFP4, &fast},
-      {TENSOR_NVFP4_64, TENSOR_MXFP4, &accurate}, {TENSOR_NVFP4_64, TENSOR_MXFP4, &fast}, {TENSOR_MXFP4, TENSOR_MXFP4, &fast}},
+      {TENSOR_NVFP4, TENSOR_MXFP4, &guarded}, {TENSOR_NVFP4_64, TENSOR_MXFP4, &accurate}, {TENSOR_NVFP4_64, TENSOR_MXFP4, &fast}, {TENSOR_MXFP4, TENSOR_MXFP4, &fast}},
      1, {{1024, 4, 128, 1}}},
 };
 enum { SETUPS = sizeof setups / sizeof *setups };
@@ -75,9 +76,10 @@ static void add_row(const struct bench *b, struct table *t, const struct setup *
                     const struct names *n, const struct attention_measure *m) {
   const double zero_scale = share((double)m->p.zero_blocks, (double)m->p.blocks), lost = share(m->lost, (double)m->queries);
   const double zero_payload = share((double)m->p.zero_codes, (double)m->p.codes), rmse = sqrt(share(m->out.error, (double)m->numbers));
+  const double cosine = m->out.own > 0 ? quality_cosine(&m->out) : F64_NAN; /* no number is finite */
   const bool blocks = m->p.blocks > 0, codes = m->p.codes > 0, p = m->queries > 0;
   table_add(t, "%s", n->qk), table_add(t, "%s", n->p), table_add(t, "%s", n->v);
-  table_add(t, "%.6f", quality_cosine(&m->out)), table_add(t, "%.6f", quality_relative(&m->out)), table_add(t, "%.6f", rmse);
+  table_add(t, "%.6f", cosine), table_add(t, "%.6f", quality_relative(&m->out)), table_add(t, "%.6f", rmse);
   table_add(t, blocks ? "%.5f" : "-", zero_scale), table_add(t, codes ? "%.5f" : "-", zero_payload);
   table_add(t, p ? "%.5f" : "-", lost), table_add(t, p ? "%.4f" : "-", quality_relative(&m->p_error));
   table_add(t, "%" PRId64, m->nonfinite), table_add(t, "%s", n->by);
@@ -93,7 +95,7 @@ static void add_row(const struct bench *b, struct table *t, const struct setup *
   record_text(o, "distribution", input_distributions[x->distribution]);
   record_real(o, "scale", x->scale);
   record_integer(o, "seed", (int64_t)x->seed);
-  record_real(o, "cosine", quality_cosine(&m->out));
+  record_real(o, "cosine", cosine);
   record_real(o, "relative_l2", quality_relative(&m->out));
   record_real(o, "rmse", rmse);
   if (blocks) record_real(o, "zero_scale_fraction", zero_scale);

@@ -161,10 +161,11 @@ static void attend(void *context, int64_t index, int worker) {
     gather(h, &w, key, keys);
   }
   for (int64_t l = 0; l < queries; l++) {
+    const float total = w.denominator[l] < F32_INFINITY ? w.denominator[l] : F32_NAN;
     for (int64_t d = 0; d < h->head_dim; d++)
-      job->out[(first + l) * h->head_dim + d] = (w.o[l * h->ld + d] / w.denominator[l]) * (1.0f / 36.0f);
+      job->out[(first + l) * h->head_dim + d] = (w.o[l * h->ld + d] / total) * (1.0f / 36.0f);
     const float base = f32_fma(w.reference[l], job->kappa, (float)job->rule->margin);
-    job->lse[first + l] = ((base + f32_log2(w.denominator[l])) + (float)job->rule->lift) * ATTENTION_LN_2;
+    job->lse[first + l] = ((base + f32_log2(total)) + (float)job->rule->lift) * ATTENTION_LN_2;
   }
 }
 

@@ -11,6 +11,7 @@
  *     blocks ascending:  L = L + scale * (c / 6)
  *     g_d = +0;  j ascending: g_d = fma(code_j * scale, v_jd, g_d)    v: code * scale, six times V
  *     O_d = O_d + g_d
+ *   L is NaN where it is infinite: an output that is finite would be 0
  *   out_id = (O_d / L) * (1 / 36)
  *   lse_i  = ((fma(a_i, kappa, margin) + log2 L) + lift) * ln 2
  *
