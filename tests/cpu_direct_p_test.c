@@ -40,12 +40,10 @@ static void head_run(struct head *x, const struct direct_p *rule, struct device 
   direct_p_head(cpu_of(d)->threads, x->out, x->lse, &x->p, &x->h, rule, x->scratch);
 }
 
-/* Codes times scales, as an operand has them. */
+/* Numbers with all their bits, so that the order of every sum shows. */
 static void fill(float *rows, const struct direct_p_head *h, int64_t n, uint64_t key, double scale) {
-  struct matrix m = test_random(DTYPE_BF16, n, h->head_dim, key, scale);
-  for (int64_t r = 0; r < n; r++)
-    for (int64_t d = 0; d < h->head_dim; d++)
-      rows[r * h->ld + d] = e2m1_decode(e2m1_encode((float)test_get(&m, r * h->head_dim + d))) * 0.4375f;
+  struct matrix m = test_random(DTYPE_F32, n, h->head_dim, key, scale);
+  for (int64_t r = 0; r < n; r++) memcpy(rows + r * h->ld, (float *)m.data + r * h->head_dim, (size_t)h->head_dim * sizeof(float));
   free(m.data);
 }
 
