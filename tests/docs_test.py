@@ -63,7 +63,7 @@ def test_commands():
     commands = re.findall(r"^  fp4d ([a-z]+) ", shown(), re.M)
     flags = {c: set(re.findall(r"^  (--[a-z-]+)", shown(c), re.M)) for c in commands}
     seen = 0
-    for page in pages() + ["configs/ablation/routes-tiny.yaml", "configs/ablation/tiny.yaml"]:
+    for page in pages() + ["configs/ablation/routes-tiny.yaml", "configs/ablation/attention-tiny.yaml", "configs/ablation/tiny.yaml"]:
         for line in code(read(page)) if page.endswith(".md") else re.findall(r"fp4d [^`\n]*", read(page)):
             for command, rest in re.findall(r"(?:^|[/ ])fp4d ([a-z]+)(?= |$)([^;|&]*)", line):
                 seen += 1

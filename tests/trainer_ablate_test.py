@@ -183,10 +183,11 @@ def test_figures():
     for c, u in enumerate(va, 1):
         check(reference[c] == f"{va[u]:.4f}" and other[c] == f"{vb[u] - va[u]:+.4f}", f"validation {u}", text)
     row = table(text, "run")[2]
-    norm = max(float(r["grad_norm"]) for r in place.lines("a/mxfp4-row-sr", "update"))
+    norms = [float(r["grad_norm"]) for r in place.lines("a/mxfp4-row-sr", "update")]
+    check([float(x) for x in table(text, "norm")[2][1:]] == [float(f"{x:.4g}") for x in norms], "norms by update", text)
     late = b[12] - a[12]
     expected = ["mxfp4-row-sr", "12", f"{b[12]:.4f}", f"{b[12] - a[12]:+.4f}", f"{late:+.4f}", f"{100 * (a[12] - b[12]) / a[12]:+.3f}",
-                f"{vb[12]:.4f}", f"{vb[12] - va[12]:+.4f}", f"{100 * (va[12] - vb[12]) / va[12]:+.3f}", f"{norm:.4g}", "12/0/0", "finished"]
+                f"{vb[12]:.4f}", f"{vb[12] - va[12]:+.4f}", f"{100 * (va[12] - vb[12]) / va[12]:+.3f}", f"{max(norms):.4g}", f"{norms[-1]:.4g}", "12/0/0", "finished"]
     check(row == expected, f"{row}, expected {expected}")
     check("Matched: initial parameters" in text and "equal" in text, "matched", text)
 
@@ -289,7 +290,7 @@ def test_markdown():
     text = compare("bf16", "mxfp4-row-sr", more=["--markdown", "c.md"]).text
     with open(place.at("c.md")) as f:
         tables = [block.splitlines() for block in f.read().split("\n\n") if block.startswith("|")]
-    check(len(tables) == 3, "three tables")
+    check(len(tables) == 4, "four tables")
     for lines in tables:
         cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines]
         check(len({len(c) for c in cells}) == 1 and cells[1][0] == ":--", "a table", "\n".join(lines))

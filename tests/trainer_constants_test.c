@@ -66,6 +66,42 @@ TEST(what_is_there) {
   json_decref(o);
 }
 
+TEST(of_attention) {
+  struct config c = config_of("attention-fp8");
+  json_t *o = constants_make(&c);
+  CHECK_EQ_I64(json_object_size(o), 5);
+  CHECK(has(o, "attention_tile", "128") && has(o, "attention_lazy", "8.0") && has(o, "attention_lift", "4.0"));
+  CHECK(has(o, "attention_p_lift_log2", "8.0") && has(o, "attention_do_target", "4.0"));
+  json_decref(o);
+
+  c = config_of("attention-mxfp4-proj-nvfp4");
+  o = constants_make(&c);
+  CHECK_EQ_I64(json_object_size(o), 10);
+  CHECK(has(o, "nvfp4_target", "2688") && has(o, "attention_mx_block", "32") && has(o, "attention_p_map", "\"exp2\""));
+  CHECK_CLOSE(json_real_value(json_object_get(o, "attention_v_cutoff")), 1.203125, 0);
+  CHECK_CLOSE(json_real_value(json_object_get(o, "attention_p_raise")), 0.6780719, 1e-6); /* 1 - log2 1.25 */
+
+  /* each by its name */
+  static const char *const keys[] = {"attention_tile", "attention_lazy", "attention_lift", "attention_p_lift_log2", "attention_do_target",
+                                     "attention_mx_block", "attention_v_cutoff", "attention_p_map", "attention_p_raise"};
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+    json_t *one = json_deep_copy(o);
+    json_object_set_new(one, keys[i], json_string("affine"));
+    CHECK(!constants_check(one, &c, &e));
+    CHECK(strstr(e.message, keys[i]) && strstr(e.message, "the checkpoint's is \"affine\"") && !strchr(e.message, ';'));
+    json_decref(one);
+  }
+  CHECK(constants_check(o, &c, &e));
+  c = config_of("attention-fp8"); /* uses fewer of them */
+  CHECK(constants_check(o, &c, &e));
+  json_decref(o);
+
+  c.route.attention_pv = c.route.attention_d_out = FORMAT_BF16; /* NVFP4 scores alone: no lift */
+  o = constants_make(&c);
+  CHECK_EQ_I64(json_object_size(o), 1);
+  json_decref(o);
+}
+
 TEST(what_is_refused) {
   struct config c = config_of("operand-hybrid-h32");
   json_t *saved = constants_make(&c);
@@ -98,6 +134,7 @@ TEST(what_is_refused) {
 
 int main(void) {
   RUN(what_is_there);
+  RUN(of_attention);
   RUN(what_is_refused);
   return test_report();
 }

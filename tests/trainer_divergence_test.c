@@ -13,6 +13,7 @@ static struct config base(void) {
   c.divergence.loss_z = 6;
   c.divergence.grad_norm_z = 6;
   c.divergence.window = 32;
+  c.divergence.attention_zero_fraction = 0.5;
   return c;
 }
 
@@ -112,11 +113,37 @@ TEST(a_skipped_spike_does_not_enter_the_window) {
   CHECK(judge(&d, &c, s).loss_z == first);
 }
 
+TEST(zeros_of_attentions_gradients) {
+  const enum divergence_policy policies[] = {DIVERGENCE_RECORD, DIVERGENCE_HALT, DIVERGENCE_SKIP};
+  const enum verdict verdicts[] = {VERDICT_APPLY, VERDICT_HALT, VERDICT_SKIP};
+  for (int p = 0; p < 3; p++)
+    for (int t = 0; t < ATTENTION_TENSORS; t++) {
+      struct config c = base();
+      struct divergence d;
+      open_both(&d, &c);
+      c.divergence.attention_zeros = policies[p];
+      struct update_signals s = ordinary(0);
+      s.attention[t] = (struct quantise_counts){.elements = 1000, .underflowed = 500};
+      CHECK(judge(&d, &c, s).reason[0] == 0); /* not above */
+      s.attention[t].underflowed = 501;
+      struct judgement j = judge(&d, &c, s);
+      const bool gradient = t == ATTENTION_DO || t == ATTENTION_DS;
+      CHECK(j.verdict == (gradient ? verdicts[p] : VERDICT_APPLY));
+      CHECK(gradient == (j.reason[0] != 0));
+      if (gradient) CHECK(strstr(j.reason, t == ATTENTION_DO ? "50.1 % of attention's do became zero" : "50.1 % of attention's ds became zero"));
+      CHECK_EQ_I64(d.loss.count, verdicts[p] == VERDICT_APPLY || !gradient ? 2 : 1); /* what is not applied is no norm */
+      c.divergence.attention_zero_fraction = 1;
+      s.attention[t].underflowed = 1000;
+      CHECK(judge(&d, &c, s).reason[0] == 0);
+    }
+}
+
 int main(void) {
   RUN(score_is_the_z_score);
   RUN(one_nan_is_skipped_once_and_forgotten);
   RUN(nonfinite_is_never_applied);
   RUN(spikes_follow_their_policy);
+  RUN(zeros_of_attentions_gradients);
   RUN(a_skipped_spike_does_not_enter_the_window);
   return test_report();
 }

@@ -189,6 +189,9 @@ def test_worlds():
     # What is seen is seen on all ranks, not on rank 0's share.
     for key in ("max_attention_logit", "quantised"):
         check(all(r[key] == first[0][key] for r in first), f"mxfp4: {key} of all ranks", str([r[key] for r in first]))
+    first = [place.updates(whole("attention-mxfp4", np))[0] for np in (0, 2, 4)]
+    for key in ("max_attention_logit", "quantised", "attention"):
+        check(all(r[key] == first[0][key] for r in first), f"attention-mxfp4: {key} of all ranks", str([r[key] for r in first]))
 
 
 def test_threads():
@@ -286,6 +289,9 @@ def test_route_constants():
         place.train("constants", {"route": "mxfp4-row-sr", "run.seed": 77}, np).expect(
             CHECKPOINT, r"constant of the route changed: draw_seed is 77, the checkpoint's is \d+")
     place.train("constants", {"route": "bf16", "run.seed": 77}).expect(DONE, r"run\.seed: \d+ -> 77")  # nothing draws
+    stop_at("attention-constants", 2, {"route": "attention-mxfp4"}, 0)
+    constants = place.meta("attention-constants", 2)["route_constants"]
+    check(constants["attention_tile"] == 128 and constants["attention_p_map"] == "exp2" and constants["attention_lift"] == 4, "attention's", str(constants))
 
 
 def test_forward_tail():

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 
-from fp4d import CONFIG, DONE, Place, built_in_routes, check, main, route_settings, words
+from fp4d import CONFIG, DIVERGED, DONE, Place, built_in_routes, check, main, route_settings, words
 
 place = Place()
 
@@ -106,6 +106,31 @@ def test_misfits_are_named():
         f.write("include: [tiny.yaml]\nroute: " + json.dumps({"name": "custom:absent", "linears": linears}) + "\n")
     out = place.command("train", "absent.yaml", "--set", "run.folder=absent").expect(CONFIG)
     check(re.search(r"\b4-9\b|\blayers?\b", out.text), "blocks that are not there are named", out.text)
+
+
+def test_signals_of_attention():
+    """Zeros and saturations of attention's codes in every update's record, and what a threshold on the zeros does."""
+    settings = {"train.updates": 3, "checkpoint.at_end": False}
+    for pv, fewer in (("fp8", ()), ("mxfp4", ("zero_blocks",))):
+        place.run("seen-" + pv, {**settings, "route": "attention-" + pv})
+        for r in place.lines("seen-" + pv, "update"):
+            seen = {tensor: {k: float(v) for k, v in shares.items()} for tensor, shares in r["attention"].items()}
+            share = ("saturated", "underflowed")
+            check({k: tuple(v) for k, v in seen.items()} == {
+                "q": share + ("zero_blocks",), "k": share + ("zero_blocks",), "v": share + fewer, "p": ("underflowed",) + fewer,
+                "do": share + ("amax",), "ds": share + ("amax",)}, "keys", str(seen))
+            check(all(0 <= v < 0.2 for tensor in seen.values() for k, v in tensor.items() if k != "amax"), "shares", str(seen))
+            check(0.01 < seen["q"]["underflowed"] and 0 < seen["ds"]["underflowed"] and 0 < seen["ds"]["amax"] < 1 > seen["do"]["amax"] > 0,
+                  "FP4 loses small elements", str(seen))
+            check("reason" not in r, "nothing odd", str(r))
+    place.run("seen-bf16", settings)
+    check(all("attention" not in r for r in place.lines("seen-bf16", "update")), "no codes, no counts")
+    alarm = {**settings, "route": "attention-fp8", "divergence.attention_zero_fraction": 0}
+    for np in (0, 2):
+        for policy, verdicts, code in (("record", ["applied"] * 3, DONE), ("skip", ["skipped"] * 3, DONE), ("halt", ["halted"], DIVERGED)):
+            name = f"zeros-{policy}-{np}"
+            place.train(name, {**alarm, "divergence.attention_zeros": policy}, np).expect(code, r"\d %% of attention's d[so] became zero by rounding".replace("%%", "%"))
+            check([r["verdict"] for r in place.lines(name, "update")] == verdicts, name, str(place.lines(name, "update")))
 
 
 def test_routes_begin_alike():

@@ -171,10 +171,11 @@ static double late_excess(const struct comparison *x, int i, int64_t shared) {
 }
 
 static bool summary(const struct comparison *x, struct error *e) {
-  struct table t = table_new(12);
-  static const char *const head[] = {"run", "last shared", "loss", "excess", "last tenth", "100(Lr-L)/Lr", "held out", "excess",
-                                     "100(Lr-L)/Lr", "max norm", "applied/skipped/halted", "end"};
-  for (int i = 0; i < 12; i++) table_add(&t, "%s", head[i]);
+  enum { SUMMARY = 13 };
+  struct table t = table_new(SUMMARY);
+  static const char *const head[SUMMARY] = {"run", "last shared", "loss", "excess", "last tenth", "100(Lr-L)/Lr", "held out", "excess",
+                                     "100(Lr-L)/Lr", "max norm", "last norm", "applied/skipped/halted", "end"};
+  for (int i = 0; i < SUMMARY; i++) table_add(&t, "%s", head[i]);
   for (int i = 0; i < x->c->n; i++) {
     const struct records *r = &x->run[i];
     int64_t last;
@@ -202,16 +203,23 @@ static bool summary(const struct comparison *x, struct error *e) {
       for (int c = 0; c < 3; c++) table_add(&t, "-");
     }
     table_add(&t, "%.4g", norm);
+    table_add(&t, "%.4g", r->update[r->n_updates - 1].grad_norm);
     table_add(&t, "%" PRId64 "/%" PRId64 "/%" PRId64, r->applied, r->skipped, r->halted);
     table_add(&t, "%s", r->reason[0] ? r->reason : "none");
   }
-  say(x, "Each run beside %s; excess: loss above it (nats a token); last tenth: mean excess over the last tenth of the shared updates.",
+  say(x, "Each run beside %s; excess: loss above it (nats a token); last tenth: mean excess over the last tenth of the shared updates; norm: of the gradient before clipping, its largest and its last.",
       label_of(x, 0));
   return print(x, &t, e);
 }
 
-/* Runs down, updates across: the first run's own numbers, the others' excess. */
-static bool by_update(const struct comparison *x, bool validation, struct error *e) {
+enum quantity { TRAINING_LOSS, HELD_OUT_LOSS, GRADIENT_NORM };
+
+/* Runs down, updates across: the first run's own numbers, the others' excess; of norms each run's own. */
+static bool by_update(const struct comparison *x, enum quantity quantity, struct error *e) {
+  static const char *const head[] = {"update", "held out", "norm"};
+  static const char *const title[] = {"Training loss", "Held-out loss", "Gradient norm before clipping"};
+  static const char *const rest[] = {"; excess of the others over it, on the same batch", "; excess of the others over it", ", and the others' own"};
+  const bool validation = quantity == HELD_OUT_LOSS;
   const struct records *first = &x->run[0];
   const int64_t n = validation ? first->n_validations : first->n_updates;
   if (n == 0) return true;
@@ -230,7 +238,7 @@ static bool by_update(const struct comparison *x, bool validation, struct error 
     if (last > column[0] || columns == 0) column[columns++] = last;
   }
   struct table t = table_new(columns + 1);
-  table_add(&t, "%s", validation ? "held out" : "update");
+  table_add(&t, "%s", head[quantity]);
   for (int c = 0; c < columns; c++) table_add(&t, "%" PRId64, column[c]);
   for (int i = 0; i < x->c->n; i++) {
     table_add(&t, "%s", label_of(x, i));
@@ -241,14 +249,15 @@ static bool by_update(const struct comparison *x, bool validation, struct error 
       const double loss = validation ? own ? own->loss : NAN : b ? b->loss : NAN;
       if (validation ? !own : !a || !b)
         table_add(&t, "-");
+      else if (quantity == GRADIENT_NORM)
+        table_add(&t, "%.4g", b->grad_norm);
       else if (i == 0)
         table_add(&t, "%.4f", loss);
       else
         table_add(&t, "%+.4f", loss - from);
     }
   }
-  say(x, validation ? "Held-out loss of %s; excess of the others over it." : "Training loss of %s; excess of the others over it, on the same batch.",
-      label_of(x, 0));
+  say(x, "%s of %s%s.", title[quantity], label_of(x, 0), rest[quantity]);
   return print(x, &t, e);
 }
 
@@ -263,7 +272,7 @@ bool compare_runs(const struct compare *c, struct error *e) {
     good = x.markdown ? true : error_errno(e, ERROR_SYSTEM, "cannot write %s", c->markdown);
   }
   if (good) say_matched(&x);
-  good = good && summary(&x, e) && by_update(&x, false, e) && by_update(&x, true, e);
+  good = good && summary(&x, e) && by_update(&x, TRAINING_LOSS, e) && by_update(&x, HELD_OUT_LOSS, e) && by_update(&x, GRADIENT_NORM, e);
   if (x.markdown) {
     const bool written = !ferror(x.markdown);
     if ((fclose(x.markdown) != 0 || !written) && good) good = error_errno(e, ERROR_SYSTEM, "cannot write %s", c->markdown);

@@ -85,7 +85,9 @@ struct config {
     enum divergence_policy nonfinite; /* halt or skip (never record: a parameter is never touched) */
     enum divergence_policy grad_norm;
     enum divergence_policy loss;
+    enum divergence_policy attention_zeros;
     double grad_norm_z, loss_z; /* z-score over `window` */
+    double attention_zero_fraction; /* of attention's dO and dS, each */
     int64_t window;             /* updates of running statistics */
   } divergence;
 

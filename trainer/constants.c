@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "base/philox.h"
+#include "kernels/attention.h"
+#include "kernels/cpu/attention.h"
 #include "kernels/formats.h"
 #include "kernels/hadamard.h"
 #include "kernels/nvfp4_local.h"
@@ -53,6 +55,38 @@ static void record_integers(json_t *object, const char *key, const int32_t *valu
   json_object_set_new(object, key, list);
 }
 
+/* From which fraction on a block of V in MXFP4 takes the next power of two. */
+static double v_cutoff(void) {
+  uint32_t n = 0;
+  while (n < 128 && attention_v_scale(127u << 7 | n) == 127u) n++;
+  return 1 + n / 128.0;
+}
+
+/* Of attention in few bits; the CPU's keys of a tile are the definition's. */
+static void record_attention(json_t *o, const struct attention_formats *f) {
+  const bool gradients = !attention_format_plain(f->d_out), p = !attention_format_plain(f->pv);
+  if (attention_plain(f)) return;
+  record_integer(o, "attention_tile", ATTENTION_KEYS);
+  if (p) record_real(o, "attention_lazy", (double)ATTENTION_LAZY);
+  if (gradients || f->qk == FORMAT_E4M3 || f->pv == FORMAT_E4M3) record_real(o, "attention_lift", (double)ATTENTION_LIFT);
+  if (gradients) {
+    record_real(o, "attention_p_lift_log2", (double)ATTENTION_LIFT_P_LOG2);
+    if (f->d_out_lift > 0)
+      record_real(o, "attention_do_lift", (double)f->d_out_lift);
+    else /* what a sample's kv head is lifted to: its largest magnitude is in [this, twice this) */
+      record_real(o, "attention_do_target", (double)attention_d_out_lift(127u << 7));
+  }
+  if (f->pv == FORMAT_MXFP4) {
+    record_integer(o, "attention_mx_block", ATTENTION_MX);
+    record_real(o, "attention_v_cutoff", v_cutoff());
+    const bool affine = f->p_slope > 0;
+    record_text(o, "attention_p_map", affine ? "affine" : "exp2");
+    record_real(o, "attention_p_raise", (double)(affine ? ATTENTION_RAISE_AFFINE : ATTENTION_RAISE_EXP2));
+    if (affine) record_real(o, "attention_p_slope", (double)f->p_slope);
+    if (affine) record_real(o, "attention_p_offset", (double)f->p_offset);
+  }
+}
+
 json_t *constants_make(const struct config *c) {
   const struct uses u = uses_of(c);
   json_t *o = json_object();
@@ -81,6 +115,8 @@ json_t *constants_make(const struct config *c) {
     record_integer(o, "draw_rounds", PHILOX_ROUNDS);
     record_text(o, "draw_counter", "block, sample, update, sample>>32:8 layer:12 operand:12");
   }
+  const struct attention_formats attention = route_attention(&c->route);
+  record_attention(o, &attention);
   return o;
 }
 

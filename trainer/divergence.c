@@ -24,6 +24,12 @@ void detector_accept(struct detector *d, double x) {
   d->count++;
 }
 
+const char *attention_tensor_name(enum attention_tensor t) {
+  static const char *const names[ATTENTION_TENSORS] = {
+      [ATTENTION_Q] = "q", [ATTENTION_K] = "k", [ATTENTION_V] = "v", [ATTENTION_P] = "p", [ATTENTION_DO] = "do", [ATTENTION_DS] = "ds"};
+  return names[t];
+}
+
 /* The graver of two verdicts wins. */
 static void rule(struct judgement *j, enum divergence_policy policy, const char *reason) {
   enum verdict v = policy == DIVERGENCE_HALT   ? VERDICT_HALT
@@ -59,6 +65,14 @@ void divergence_judge(struct divergence *d, const struct config *c, const struct
     snprintf(text, sizeof text, "gradient norm %.4g stands %.1f standard deviations above its last %lld values",
              s->grad_norm, out->grad_norm_z, (long long)d->grad_norm.window);
     rule(out, c->divergence.grad_norm, text);
+  }
+  static const enum attention_tensor gradients[] = {ATTENTION_DO, ATTENTION_DS};
+  for (int i = 0; i < 2; i++) {
+    const struct quantise_counts *n = &s->attention[gradients[i]];
+    const double zeros = n->elements > 0 ? (double)n->underflowed / (double)n->elements : 0;
+    if (!(zeros > c->divergence.attention_zero_fraction)) continue;
+    snprintf(text, sizeof text, "%.1f %% of attention's %s became zero by rounding", 100 * zeros, attention_tensor_name(gradients[i]));
+    rule(out, c->divergence.attention_zeros, text);
   }
   if (out->verdict == VERDICT_APPLY) { /* what trains is the new normal */
     detector_accept(&d->loss, s->loss);

@@ -38,7 +38,11 @@ struct update_signals {
   double loss, grad_norm;
   int64_t nonfinite;       /* elements of the summed gradients */
   char nonfinite_where[128]; /* first parameter that has one */
+  struct quantise_counts attention[ATTENTION_TENSORS]; /* of all ranks; no elements where there are no codes */
 };
+
+/* "q", "k", "v", "p", "do", "ds" */
+const char *attention_tensor_name(enum attention_tensor t);
 
 enum verdict { VERDICT_APPLY, VERDICT_SKIP, VERDICT_HALT };
 

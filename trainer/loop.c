@@ -136,27 +136,41 @@ static bool compute(struct loop *l, const struct batch *batch, struct update_sig
   return true;
 }
 
-/* What the model saw, on all ranks: logits and saturation may rise on one of them first. */
-static bool gather_signals(const struct run *run, struct model_signals *seen, struct error *e) {
-  *seen = *model_signals(run->model);
+enum { COUNTS_MOST = (int)OPERAND_ROLE_COUNT > (int)ATTENTION_TENSORS ? (int)OPERAND_ROLE_COUNT : (int)ATTENTION_TENSORS };
+
+/* Counts of all ranks, and the largest of *more: saturation and logits may rise on one of them first. */
+static bool gather_counts(const struct run *run, struct quantise_counts *of, int n, float *more, struct error *e) {
+  int64_t counts[COUNTS_MOST][5];
+  double largest[COUNTS_MOST + 1];
   if (run->world == 1) return true;
-  int64_t counts[OPERAND_ROLE_COUNT][5];
-  double largest[OPERAND_ROLE_COUNT + 1]; /* by role, and the logit */
-  for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
-    const struct quantise_counts *c = &seen->counts[role];
-    const int64_t own[5] = {c->elements, c->saturated, c->underflowed, c->blocks, c->zero_blocks};
-    memcpy(counts[role], own, sizeof own);
-    largest[role] = (double)c->amax;
+  for (int i = 0; i < n; i++) {
+    const int64_t own[5] = {of[i].elements, of[i].saturated, of[i].underflowed, of[i].blocks, of[i].zero_blocks};
+    memcpy(counts[i], own, sizeof own);
+    largest[i] = (double)of[i].amax;
   }
-  largest[OPERAND_ROLE_COUNT] = (double)seen->max_logit;
-  if (!comm_sum_i64(run->comm, counts[0], OPERAND_ROLE_COUNT * 5, e) || !comm_max_f64(run->comm, largest, OPERAND_ROLE_COUNT + 1, e))
-    return false;
-  seen->max_logit = (float)largest[OPERAND_ROLE_COUNT];
-  for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
-    const int64_t *c = counts[role];
-    seen->counts[role] = (struct quantise_counts){c[0], c[1], c[2], c[3], c[4], (float)largest[role]};
+  largest[n] = (double)*more;
+  if (!comm_sum_i64(run->comm, counts[0], n * 5, e) || !comm_max_f64(run->comm, largest, n + 1, e)) return false;
+  *more = (float)largest[n];
+  for (int i = 0; i < n; i++) {
+    const int64_t *c = counts[i];
+    of[i] = (struct quantise_counts){c[0], c[1], c[2], c[3], c[4], (float)largest[i]};
   }
   return true;
+}
+
+/* What attention saw, which may judge the update. */
+static bool gather_attention(const struct run *run, struct update_signals *s, struct error *e) {
+  const struct attention_formats f = route_attention(&run->config.route);
+  float unused = 0;
+  memcpy(s->attention, model_signals(run->model)->attention, sizeof s->attention);
+  return attention_plain(&f) || gather_counts(run, s->attention, ATTENTION_TENSORS, &unused, e);
+}
+
+/* What the model saw, the weights' new operands with it. */
+static bool gather_signals(const struct run *run, const struct update_signals *s, struct model_signals *seen, struct error *e) {
+  *seen = *model_signals(run->model);
+  memcpy(seen->attention, s->attention, sizeof seen->attention);
+  return gather_counts(run, seen->counts, OPERAND_ROLE_COUNT, &seen->max_logit, e);
 }
 
 /* ---- between updates ---------------------------------------------------------- */
@@ -241,11 +255,11 @@ static bool one_update(struct loop *l, struct error *e) {
   run_set_forward(run, update);
   if (!compute(l, &batch, &signals, e)) return false;
   bool good = optimizer_measure(run, &signals, e);
-  if (!comm_agree(run->comm, good, e)) return false;
+  if (!comm_agree(run->comm, good, e) || !gather_attention(run, &signals, e)) return false;
   divergence_judge(&run->divergence, c, &signals, &judgement);
   if (judgement.verdict == VERDICT_APPLY) good = optimizer_step(run, update, signals.grad_norm, &step, e);
   struct model_signals seen;
-  if (!comm_agree(run->comm, good, e) || !gather_signals(run, &seen, e)) return false;
+  if (!comm_agree(run->comm, good, e) || !gather_signals(run, &signals, &seen, e)) return false;
   timeline_close(&l->time);
 
   if (judgement.verdict != VERDICT_HALT) {

@@ -16,6 +16,26 @@ static const char *const role_name[OPERAND_ROLE_COUNT] = {
     [FPROP_X] = "fprop_x",   [FPROP_W] = "fprop_w",   [DGRAD_DY] = "dgrad_dy",
     [DGRAD_W] = "dgrad_w",   [WGRAD_DY] = "wgrad_dy", [WGRAD_X] = "wgrad_x"};
 
+/* Shares of what was quantised; amax where it is kept. */
+static json_t *counts_object(const struct quantise_counts *n, bool saturates, bool amax) {
+  json_t *counts = json_object();
+  if (saturates) record_real(counts, "saturated", (double)n->saturated / (double)n->elements);
+  record_real(counts, "underflowed", (double)n->underflowed / (double)n->elements);
+  if (n->blocks > 0) record_real(counts, "zero_blocks", (double)n->zero_blocks / (double)n->blocks);
+  if (amax) record_real(counts, "amax", (double)n->amax);
+  return counts;
+}
+
+/* P's largest code is met by rule, not by saturation; only gradients have an amax. */
+static json_t *attention_object(const struct quantise_counts counts[ATTENTION_TENSORS]) {
+  json_t *o = json_object();
+  for (int t = 0; t < ATTENTION_TENSORS; t++)
+    if (counts[t].elements > 0)
+      json_object_set_new(o, attention_tensor_name((enum attention_tensor)t),
+                          counts_object(&counts[t], t != ATTENTION_P, t == ATTENTION_DO || t == ATTENTION_DS));
+  return o;
+}
+
 static double tokens_per_second(const struct run *run, const struct update_report *r) {
   return (double)(run->config.train.global_batch * run->config.train.seq_len) / r->time->total;
 }
@@ -50,14 +70,11 @@ json_t *report_record(const struct run *run, const struct update_report *r) {
   json_t *quantised = json_object();
   for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
     const struct quantise_counts *n = &seen->counts[role];
-    if (n->elements == 0) continue;
-    json_t *counts = json_object();
-    record_real(counts, "saturated", (double)n->saturated / (double)n->elements);
-    record_real(counts, "underflowed", (double)n->underflowed / (double)n->elements);
-    record_real(counts, "zero_blocks", (double)n->zero_blocks / (double)n->blocks);
-    json_object_set_new(quantised, role_name[role], counts);
+    if (n->elements > 0) json_object_set_new(quantised, role_name[role], counts_object(n, true, false));
   }
   json_object_set_new(o, "quantised", quantised);
+  const struct attention_formats formats = route_attention(&run->config.route);
+  if (!attention_plain(&formats)) json_object_set_new(o, "attention", attention_object(seen->attention));
 
   json_t *seconds = json_object();
   for (int p = 0; p < PHASE_COUNT; p++) record_real(seconds, timeline_name((enum phase)p), r->time->seconds[p]);
