@@ -13,6 +13,11 @@ static const char *refuse(const struct device *d, const struct encoding *encodin
   (void)encoding;
   return NULL; /* whatever a route asks for is laid out */
 }
+static const char *refuse_attention(const struct device *d, const struct attention_formats *f, enum attention_part part,
+                                    const struct attention_shape *s) {
+  (void)d, (void)f, (void)part, (void)s;
+  return NULL;
+}
 static int64_t scratch_bytes(const struct device *d, const struct extent *x) {
   (void)d;
   return 1000 + x->tokens;
@@ -39,6 +44,7 @@ static bool synchronize(struct device *d, struct error *e) {
 
 static const struct kernels table = {.backend = "memory",
                                      .refuse_encoding = refuse,
+                                     .refuse_attention = refuse_attention,
                                      .scratch_bytes = scratch_bytes,
                                      .set_scratch = set_scratch,
                                      .clear = clear,
@@ -89,6 +95,20 @@ static bool claim_linear(char *base, unsigned char *seen, const struct linear *l
          (l->w.plain.data == l->source.data || claim_matrix(base, seen, &l->w.plain));
 }
 
+static bool claim_attention(const struct model *m, char *base, unsigned char *seen, const struct block *b) {
+  const struct attention_shape *s = &m->extent.attention;
+  const size_t statistics = (size_t)(m->extent.tokens * s->n_heads) * 4;
+  const struct attention_gradient *g = &m->attention_gradient;
+  bool good = claim(base, seen, b->lse, statistics);
+  for (int v = 0; v < ATTENTION_VIEWS; v++) {
+    const int64_t bytes = attention_view_bytes(&b->payload.formats, s, m->shape.training, (enum attention_view)v);
+    good = good && (bytes > 0) == (b->payload.view[v] != NULL) && claim(base, seen, b->payload.view[v], (size_t)bytes);
+  }
+  return good && claim(base, seen, g->codes, (size_t)(m->extent.tokens * s->n_heads * s->head_dim)) &&
+         claim(base, seen, g->lift, (size_t)(s->batch * s->n_kv_heads) * 4) && claim(base, seen, g->d_stat, statistics) &&
+         claim(base, seen, g->l_stat, statistics);
+}
+
 static bool apart(const struct model *m, char *base, unsigned char *seen, int layer) {
   const struct block *b = &m->block[layer];
   bool good = claim(base, seen, m->params, (size_t)m->elements * 2) && claim(base, seen, m->master, (size_t)m->elements * 4) &&
@@ -103,8 +123,7 @@ static bool apart(const struct model *m, char *base, unsigned char *seen, int la
   good = good && claim_matrix(base, seen, &b->x_mid) && claim_matrix(base, seen, &b->qkv) &&
          claim_matrix(base, seen, &b->attended) && claim_matrix(base, seen, &b->gate_up) &&
          claim(base, seen, b->attention_rstd, (size_t)m->extent.tokens * 4) &&
-         claim(base, seen, b->ffn_rstd, (size_t)m->extent.tokens * 4) &&
-         claim(base, seen, b->lse, (size_t)(m->extent.tokens * m->config.n_heads) * 4);
+         claim(base, seen, b->ffn_rstd, (size_t)m->extent.tokens * 4) && claim_attention(m, base, seen, b);
   good = good && claim_linear(base, seen, &m->head.output);
   for (int l = 0; l < (int)m->config.n_layers; l++) good = good && claim_matrix(base, seen, &m->block[l].x_in);
   for (int site = 0; site < LINEAR_SITES; site++) {
@@ -187,13 +206,16 @@ TEST(measured_is_real) {
     check(&c, &r, &s);
   }
   c.n_layers = 3;
-  /* routes that differ by block, packed fprop with plain wgrad and the reverse */
+  /* routes that differ by block and by linear, packed fprop with plain wgrad and the reverse */
   struct route r = {.name = "mixed", .activations = DTYPE_BF16, .attention_qk = FORMAT_BF16,
                     .attention_pv = FORMAT_BF16, .attention_d_out = FORMAT_BF16, .head = linear_route_plain(FORMAT_BF16)};
   const struct route_words words[] = {{"1", "mxfp4", "mxfp4", "mxfp4/sr", "same", "bf16", "bf16", "none", NULL},
                                       {"2", "bf16", "bf16", "mxfp4/sr", "mxfp4", "mxfp4", "mxfp4", "none", NULL},
-                                      {"3", "bf16", "bf16", "bf16", "same", "bf16", "bf16", "none", NULL}};
-  for (int i = 0; i < 3; i++) CHECK(route_add_span(&r, &words[i], 3, &e));
+                                      {"3", "bf16", "mxfp4", "bf16", "same", "bf16", "bf16", "none", "qkv"},
+                                      {"3", "mxfp4", "bf16", "mxfp4/sr", "bf16", "mxfp4", "bf16", NULL, "out"},
+                                      {"3", "bf16", "bf16", "bf16", "mxfp4", "mxfp4", "mxfp4", "none", "gate_up"},
+                                      {"3", "bf16", "bf16", "bf16", "same", "bf16", "bf16", "none", "down"}};
+  for (int i = 0; i < 6; i++) CHECK(route_add_span(&r, &words[i], 3, &e));
   for (int k = 0; k < 2; k++) {
     struct model_shape s = shape_of(k ? RECOMPUTE_ALL : RECOMPUTE_NONE, true);
     check(&c, &r, &s);
