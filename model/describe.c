@@ -73,12 +73,21 @@ static void attention_text(const struct model *m, char *line) {
   const struct attention_formats *f = &m->block[0].payload.formats;
   const char *qk = format_name(f->qk), *pv = format_name(f->pv);
   const bool codes = !attention_format_plain(f->d_out);
+  char number[80];
   (void)snprintf(line, LINE, "q k %s, p %s, v %s, softmax fp32", qk, attention_format_plain(f->pv) ? "fp32" : pv, pv);
+  if (f->p_slope > 0) {
+    (void)snprintf(number, sizeof number, " (codes of p by %g x + %g)", (double)f->p_slope, (double)f->p_offset);
+    append(line, number);
+  }
   if (!m->shape.training) return;
   append(line, " | backward: scores q k ");
   append(line, qk);
   append(line, codes ? ", p e4m3, do " : ", p fp32, do ");
   append(line, format_name(f->d_out));
+  if (f->d_out_lift > 0) {
+    (void)snprintf(number, sizeof number, " (lift 4 x %g)", (double)f->d_out_lift);
+    append(line, number);
+  }
   append(line, codes ? ", ds e4m3, q k v e4m3" : ", ds fp32, q k ");
   if (codes) return;
   append(line, qk);

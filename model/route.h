@@ -42,6 +42,7 @@ struct route {
   int n_spans;
   struct linear_route head; /* the output matrix's contractions: logits = X W^T */
   enum format attention_qk, attention_pv, attention_d_out;
+  double attention_p_slope, attention_p_offset, attention_d_out_lift; /* as of struct attention_formats; 0 by default */
   double forward_tail; /* share of the updates, the last ones, whose fprop contracts plain operands; 0 = none */
 };
 
@@ -102,7 +103,12 @@ bool route_in_forward_tail(const struct route *r, int64_t update, int64_t update
 
 /* The formats of attention. */
 static inline struct attention_formats route_attention(const struct route *r) {
-  return (struct attention_formats){.qk = r->attention_qk, .pv = r->attention_pv, .d_out = r->attention_d_out};
+  return (struct attention_formats){.qk = r->attention_qk,
+                                    .pv = r->attention_pv,
+                                    .d_out = r->attention_d_out,
+                                    .p_slope = (float)r->attention_p_slope,
+                                    .p_offset = (float)r->attention_p_offset,
+                                    .d_out_lift = (float)r->attention_d_out_lift};
 }
 
 /* The format of the activations. */

@@ -453,6 +453,39 @@ TEST(forward_tail_of_attention) {
   rig_close(&plain);
 }
 
+/* Around every route's linears: the same with another schedule of the work, and the linears' counts as ever. */
+TEST(attention_with_every_route) {
+  for (int i = 0; all_routes[i]; i++) {
+    struct model_config c = rig_config_of(all_routes[i]);
+    struct model_shape s = rig_shape(2, rig_dtype(all_routes[i]));
+    struct route r;
+    struct error e;
+    struct rig a, b;
+    int64_t elements[OPERAND_ROLE_COUNT];
+    CHECK(route_named(all_routes[i], (int)c.n_layers, &r, &e));
+    if (r.activations != DTYPE_BF16) continue;
+    r.attention_qk = FORMAT_NVFP4;
+    r.attention_pv = i % 2 ? FORMAT_E4M3 : FORMAT_MXFP4;
+    r.attention_d_out = FORMAT_E5M2;
+    expected_elements(&r, &c, 64, elements);
+    if (!rig_open_route(&a, &c, &r, &s, 1)) return;
+    model_reset_signals(a.m);
+    float *first = gradients_of(&a, 11);
+    const struct model_signals *seen = model_signals(a.m);
+    CHECK(seen->counts[FPROP_X].elements == elements[FPROP_X] && seen->counts[WGRAD_DY].elements == elements[WGRAD_DY]);
+    for (int t = 0; t < ATTENTION_TENSORS; t++) CHECK(seen->attention[t].elements > 0);
+    s.recompute = RECOMPUTE_ALL;
+    if (!rig_open_route(&b, &c, &r, &s, 3)) return;
+    float *second = gradients_of(&b, 11);
+    if (memcmp(first, second, (size_t)a.elements * sizeof(float)) != 0 || memcmp(a.nll, b.nll, 64 * sizeof(float)) != 0)
+      FAIL("%s: recomputed by three threads it differs", all_routes[i]);
+    free(first);
+    free(second);
+    rig_close(&a);
+    rig_close(&b);
+  }
+}
+
 /* Sizes that attention's codes do not have, by name and before any memory. */
 TEST(attention_refused) {
   struct model_config c = rig_config();
@@ -494,6 +527,7 @@ int main(void) {
   RUN(heads_refused);
   RUN(forward_tail);
   RUN(forward_tail_of_attention);
+  RUN(attention_with_every_route);
   RUN(attention_refused);
   return test_report();
 }

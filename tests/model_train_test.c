@@ -512,6 +512,12 @@ TEST(description) {
   CHECK(strstr(text, "blocks 1-3  qkv, out: fprop x nvfp4/1x16/tensor w nvfp4/2d16/tensor | dgrad dy nvfp4/1x16/tensor w "
                      "nvfp4/2d16/tensor | wgrad dy bf16 x bf16  [cpu]\n"));
   CHECK(strstr(text, "blocks 1-3  gate_up, down: fprop x bf16 w bf16 | dgrad dy bf16 w bf16 | wgrad dy bf16 x bf16  [cpu]\n"));
+  r.attention_p_slope = 1.5;
+  r.attention_p_offset = 1.25;
+  r.attention_d_out_lift = 0x1p10;
+  text = description(&r, &c, &s);
+  CHECK(strstr(text, "v mxfp4, softmax fp32 (codes of p by 1.5 x + 1.25) | backward: scores q k nvfp4, p e4m3, do e5m2 (lift 4 x 1024), ds e4m3"));
+  r.attention_p_slope = r.attention_p_offset = r.attention_d_out_lift = 0;
   r.attention_d_out = FORMAT_BF16;
   text = description(&r, &c, &s);
   CHECK(strstr(text, " | backward: scores q k nvfp4, p fp32, do bf16, ds fp32, q k nvfp4, v mxfp4  [cpu]\n"));

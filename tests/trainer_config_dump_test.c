@@ -16,7 +16,9 @@ static bool same(const struct config *a, const struct config *b) {
   const struct route *r = &a->route, *s = &b->route;
   if (strcmp(r->name, s->name) != 0 || r->n_spans != s->n_spans || r->activations != s->activations ||
       r->forward_tail != s->forward_tail || !same_linear(&r->head, &s->head) ||
-      r->attention_qk != s->attention_qk || r->attention_pv != s->attention_pv || r->attention_d_out != s->attention_d_out)
+      r->attention_qk != s->attention_qk || r->attention_pv != s->attention_pv || r->attention_d_out != s->attention_d_out ||
+      r->attention_p_slope != s->attention_p_slope || r->attention_p_offset != s->attention_p_offset ||
+      r->attention_d_out_lift != s->attention_d_out_lift)
     return false;
   for (int i = 0; i < r->n_spans; i++) {
     if (r->span[i].first != s->span[i].first || r->span[i].last != s->span[i].last || r->span[i].sites != s->span[i].sites) return false;

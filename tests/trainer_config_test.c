@@ -115,6 +115,25 @@ TEST(route_mappings) {
   CHECK(!parse(GOOD "route:\n  name: mine\n  linears:\n" SITES("wq", "bf16"), NULL, 0));
   CHECK(strstr(failure.message, "sites \"wq\": not of all, attention, ffn, qkv, out, gate_up, down"));
 
+  /* attention's numbers; a table's row has none */
+#define NUMBERS(words) GOOD "route:\n  name: mine\n  linears:\n" SPAN("all") "  attention: {qk: nvfp4, " words "}\n"
+  CHECK(parse(NUMBERS("pv: mxfp4, do: e5m2, p_slope: 1.6, p_offset: 0.95, do_lift: 1048576"), NULL, 0));
+  CHECK_STR(failure.message, "");
+  struct attention_formats numbers = route_attention(&config.route);
+  CHECK(numbers.p_slope == 1.6f && numbers.p_offset == 0.95f && numbers.d_out_lift == 0x1p20f);
+  char *dumped = config_dump(&config);
+  CHECK(strstr(dumped, "do: e5m2, p_slope: 1.6") && strstr(dumped, "do_lift: 1048576}"));
+  free(dumped);
+  CHECK(!parse(NUMBERS("pv: e4m3, do: e5m2, p_slope: 1.5"), NULL, 0));
+  CHECK(strstr(failure.message, "route.attention.p_slope: has no meaning with route.attention.pv e4m3"));
+  CHECK(!parse(NUMBERS("pv: mxfp4, p_offset: 1.5, do_lift: 2"), NULL, 0));
+  CHECK(strstr(failure.message, "p_offset: has no meaning without") && strstr(failure.message, "do_lift: has no meaning with route.attention.do bf16"));
+  CHECK(!parse(NUMBERS("do: e4m3, do_lift: 3"), NULL, 0));
+  CHECK(strstr(failure.message, "3 is no power of two"));
+  CHECK(!parse(GOOD "route:\n  name: bf16\n  linears:\n    - {layers: all, fprop: {x: bf16, w: bf16}, dgrad: {dy: bf16}, wgrad: {x: bf16, dy: bf16}}\n"
+                    "  attention: {do: e5m2, do_lift: 1}\n", NULL, 0));
+  CHECK(strstr(failure.message, "is the name of a built-in route"));
+
   const char *part = "route.head=fp32";
   CHECK(parse(GOOD "route:\n  name: mine\n  linears:\n" SPAN("all"), &part, 1));
   for (int role = 0; role < OPERAND_ROLE_COUNT; role++) CHECK_EQ_I64(config.route.head.operand[role].format, FORMAT_F32);

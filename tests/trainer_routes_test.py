@@ -9,7 +9,7 @@ import os
 import re
 import sys
 
-from fp4d import CONFIG, DIVERGED, DONE, Place, built_in_routes, check, main, route_settings, words
+from fp4d import CHECKPOINT, CONFIG, DIVERGED, DONE, Place, built_in_routes, check, main, route_settings, words
 
 place = Place()
 
@@ -131,6 +131,29 @@ def test_signals_of_attention():
             name = f"zeros-{policy}-{np}"
             place.train(name, {**alarm, "divergence.attention_zeros": policy}, np).expect(code, r"\d %% of attention's d[so] became zero by rounding".replace("%%", "%"))
             check([r["verdict"] for r in place.lines(name, "update")] == verdicts, name, str(place.lines(name, "update")))
+
+
+def composed(name, attention):
+    """A configuration file of a route that composes attention with BF16 linears."""
+    linears = [{"fprop": {"x": "bf16", "w": "bf16"}, "dgrad": {"dy": "bf16"}, "wgrad": {"x": "bf16", "dy": "bf16"}}]
+    with open(place.at(name + ".yaml"), "w") as f:
+        f.write("include: [tiny.yaml]\nroute: " + json.dumps({"name": "custom:" + name, "linears": linears, "attention": attention}) + "\n")
+    return place.command("train", name + ".yaml", "--set", "run.folder=" + name, "--set", "train.updates=4")
+
+
+def test_numbers_of_attention():
+    """Without a lift that follows dO, gradients of a mean loss vanish in E4M3 dS: seen as zeros, and told.  The affine map is another P."""
+    composed("unlifted", {"qk": "nvfp4", "pv": "e4m3", "do": "e5m2", "do_lift": 1}).expect(
+        DONE, r"do e5m2 \(lift 4 x 1\)", r"update 1 applied: \d+\.\d % of attention's ds became zero by rounding")
+    composed("lifted", {"qk": "nvfp4", "pv": "e4m3", "do": "e5m2", "do_lift": 2.0**20}).expect(DONE, r"lift 4 x 1\.04858e\+06")
+    check(float(place.lines("unlifted", "update")[0]["attention"]["ds"]["underflowed"]) > 0.9
+          > 0.2 > float(place.lines("lifted", "update")[0]["attention"]["ds"]["underflowed"]), "zeros of dS")
+    formats = {"qk": "nvfp4", "pv": "mxfp4", "do": "e5m2"}
+    composed("affine", {**formats, "p_slope": 1.5, "p_offset": 1.2}).expect(DONE, r"codes of p by 1\.5 x \+ 1\.2")
+    composed("exp2", formats).expect(DONE)
+    check(place.updates("affine")[0]["loss"] != place.updates("exp2")[0]["loss"], "another P")
+    composed("affine", {**formats, "p_slope": 1.5, "p_offset": 1.3}).expect(
+        CHECKPOINT, r"constant of the route changed: attention_p_offset is 1\.29\d*, the checkpoint's is 1\.2")
 
 
 def test_routes_begin_alike():

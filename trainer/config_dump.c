@@ -39,7 +39,10 @@ static void write_route(const struct route *r, FILE *out) {
   }
   fprintf(out, "  attention: {qk: %s", format_name(r->attention_qk));
   fprintf(out, ", pv: %s", format_name(r->attention_pv));
-  fprintf(out, ", do: %s}\n", format_name(r->attention_d_out));
+  fprintf(out, ", do: %s", format_name(r->attention_d_out));
+  if (r->attention_p_slope > 0) fprintf(out, ", p_slope: %.17g, p_offset: %.17g", r->attention_p_slope, r->attention_p_offset);
+  if (r->attention_d_out_lift > 0) fprintf(out, ", do_lift: %.17g", r->attention_d_out_lift);
+  fprintf(out, "}\n");
   fprintf(out, "  head:\n");
   write_linear(&r->head, "    ", out);
   fprintf(out, "  forward_bf16_tail: %.17g\n", r->forward_tail);

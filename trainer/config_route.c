@@ -1,4 +1,5 @@
 /* A route from the words of a configuration. */
+#include <math.h>
 #include <string.h>
 
 #include "trainer/config_load.h"
@@ -11,7 +12,8 @@ static bool linear_same(const struct linear_route *a, const struct linear_route 
 
 static bool route_same(const struct route *a, const struct route *b, int n_layers) {
   if (a->activations != b->activations || a->attention_qk != b->attention_qk || a->attention_pv != b->attention_pv ||
-      a->attention_d_out != b->attention_d_out || a->forward_tail != b->forward_tail || !linear_same(&a->head, &b->head))
+      a->attention_d_out != b->attention_d_out || a->attention_p_slope != b->attention_p_slope ||
+      a->attention_p_offset != b->attention_p_offset || a->attention_d_out_lift != b->attention_d_out_lift || a->forward_tail != b->forward_tail || !linear_same(&a->head, &b->head))
     return false;
   for (int i = 0; i < n_layers * LINEAR_SITES; i++) {
     const int layer = i / LINEAR_SITES;
@@ -50,6 +52,21 @@ static struct route_words words_of(const struct span_draft *s) {
                               .hadamard = s->hadamard, .sites = s->sites[0] ? s->sites : NULL};
 }
 
+/* Numbers of formats that are not there, and lifts that would round. */
+static bool resolve_attention(struct config_loader *l, const struct route *r) {
+  const double lift = r->attention_d_out_lift;
+  int exponent;
+  const bool slope = r->attention_p_slope > 0 && r->attention_pv != FORMAT_MXFP4;
+  const bool offset = r->attention_p_offset != 0 && !(r->attention_p_slope > 0);
+  const bool no_codes = lift > 0 && attention_format_plain(r->attention_d_out);
+  const bool rounds = lift > 0 && (frexp(lift, &exponent) != 0.5 || lift < 0x1p-100);
+  if (slope) config_problem(l, "route.attention.p_slope", "has no meaning with route.attention.pv %s", format_name(r->attention_pv));
+  if (offset) config_problem(l, "route.attention.p_offset", "has no meaning without route.attention.p_slope");
+  if (no_codes) config_problem(l, "route.attention.do_lift", "has no meaning with route.attention.do %s", format_name(r->attention_d_out));
+  if (rounds) config_problem(l, "route.attention.do_lift", "%g is no power of two from 2^-100 to 2^100", lift);
+  return !slope && !offset && !no_codes && !rounds;
+}
+
 static bool resolve_head(struct config_loader *l, struct linear_route *out) {
   static const char *const parts[] = {"route.head.fprop.x", "route.head.fprop.w", "route.head.dgrad.dy",
                                       "route.head.wgrad.x", "route.head.wgrad.dy"};
@@ -82,6 +99,11 @@ static void resolve_mapping(struct config_loader *l, int n_layers) {
   good &= parse_format(l, "route.attention.qk", draft->attention_qk, &r->attention_qk);
   good &= parse_format(l, "route.attention.pv", draft->attention_pv, &r->attention_pv);
   good &= parse_format(l, "route.attention.do", draft->attention_d_out, &r->attention_d_out);
+  good &= CONFIG_SOUND(l, "route.attention.p_slope", "route.attention.p_offset", "route.attention.do_lift");
+  r->attention_p_slope = draft->p_slope;
+  r->attention_p_offset = draft->p_offset;
+  r->attention_d_out_lift = draft->d_out_lift;
+  if (good) good = resolve_attention(l, r);
   good &= resolve_head(l, &r->head);
   good &= CONFIG_SOUND(l, "route.forward_bf16_tail");
   r->forward_tail = draft->forward_tail;

@@ -28,6 +28,7 @@ struct route_draft {
   bool mapping; /* false: `name` is a table row's and the rest is not used */
   char name[ROUTE_WORD], attention_qk[ROUTE_WORD], attention_pv[ROUTE_WORD], attention_d_out[ROUTE_WORD];
   char head[ROUTE_WORD];        /* one word, or "" where it is a mapping: */
+  double p_slope, p_offset, d_out_lift;
   struct span_draft head_parts; /* (layers and sites are not used) */
   double forward_tail;
   enum dtype activations;
