@@ -272,6 +272,16 @@ def test_every_executable_route():
                 check(0.01 < o["relative_l2"] < 0.6 or o["encoding"] == "bf16", str(o))
 
 
+def test_projections_alone():
+    """A route that leaves the FFN in BF16: its linears have their own encodings."""
+    rows = [r for r in bench("--route", "attention-fp8-proj-nvfp4") if r["row"] == "contraction"]
+    seen = {(r["site"], r["contraction"]): (r["a"]["encoding"], r["b"]["encoding"], r["relative_l2"]) for r in rows}
+    for site in ("qkv", "out"):
+        check(seen[site, "fprop"][:2] == ("nvfp4/1x16/tensor", "nvfp4/2d16/tensor") and seen[site, "fprop"][2] > 0.01, f"{site}: {seen}")
+        check(seen[site, "dgrad"][:2] == ("nvfp4/1x16/tensor", "nvfp4/2d16/tensor") and seen[site, "wgrad"][2] == 0, f"{site}: {seen}")
+    check(all(seen[site, c] == ("bf16", "bf16", 0) for site in ("gate_up", "down") for c in ("fprop", "dgrad", "wgrad")), f"FFN: {seen}")
+
+
 def test_damaged():
     def altered(change):
         first().close()

@@ -279,15 +279,17 @@ static bool measure_speed(struct job *j, const struct captured *t, struct error 
 
 /* ---- all of it ------------------------------------------------------------------------------ */
 
+/* Something of each of a block's linears, in some block. */
 static bool quantises(const struct route *r) {
+  unsigned sites = 0;
   for (int s = 0; s < r->n_spans; s++)
     for (int role = 0; role < OPERAND_ROLE_COUNT; role++)
-      if (!encoding_is_plain(&r->span[s].linear.operand[role])) return true;
-  return false;
+      if (!encoding_is_plain(&r->span[s].linear.operand[role])) sites |= r->span[s].sites;
+  return sites == (1u << LINEAR_SITES) - 1;
 }
 
 /* Routes that were asked for must be executable.  Of all others, those that
- * quantise nothing have no error, and those that are not executable are named. */
+ * leave some linear as it is are not like the rest, and those that are not executable are named. */
 static bool choose_routes(struct job *j, struct error *e) {
   const struct argument_list *asked = &j->b->a.routes;
   const struct capture_header *h = &j->capture.header;

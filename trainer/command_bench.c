@@ -22,7 +22,7 @@ const struct argument command_bench_arguments[] = {
      .help = "the run whose shapes, data or folder are measured; step and loader need it"},
     ARGUMENT_SETS(struct bench_arguments, sets),
     {.name = "--route", .value = "NAME", .type = ARGUMENT_REPEATED, .offset = offsetof(struct bench_arguments, routes),
-     .help = "gemm, quantize, step: a route to measure (default bf16 and mxfp4-row-sr; quantize: all that quantise)"},
+     .help = "gemm, quantize, step: a route to measure (default bf16 and mxfp4-row-sr; quantize: all that quantise every linear)"},
     {.name = "--from", .value = "FILE.h5", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, from),
      .help = "quantize: what `fp4d capture` wrote"},
     {.name = "--shape", .value = "M,N,K", .type = ARGUMENT_REPEATED, .offset = offsetof(struct bench_arguments, shapes),
