@@ -37,6 +37,16 @@ TEST(refused) {
   CHECK_EQ_I64(BENCH("gemm", "--shape", "64,64,48", "--route", "mxfp4-row-sr"), ERROR_USAGE);
   CHECK(said("64 x 48 is not made of whole blocks of 32"));
   CHECK_EQ_I64(BENCH("gemm", "--shape", "64,64,64", "--route", "nothing"), ERROR_CONFIG);
+  /* heads and batch whose product leaves 64 bits; numbers too many, too few, none or unfinished */
+  const char *const shapes[] = {"16,4294967296,16,4294967296", "16,1,16,4097", "16,9223372036854775807,16,9223372036854775807",
+                                "99999999999999999999999,1,16", "16,1", "16,1,16,", "16,1,16,1,1", "16,,16", "0,1,16", "-1,1,16", " 1,1,16",
+                                "16,0,16", "16,1,16,0", "16,1,17", "", "a", "1048577,1,16", "16,1,1040"};
+  for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    if (BENCH("attention", "--shape", shapes[i]) != ERROR_USAGE) FAIL("--shape %s is taken", shapes[i]);
+    CHECK(said("--shape '"));
+  }
+  CHECK_EQ_I64(BENCH("attention", "--shape", "1048576,4096,1024", "--setup", "training"), ERROR_SYSTEM);
+  CHECK(said("1048576 tokens, batch 1, 4096 heads of 1024 need 6") && said(" GB of memory, this machine has "));
   CHECK_EQ_I64(BENCH("collectives"), ERROR_USAGE);
   CHECK(said("mpirun -np 2"));
   CHECK_EQ_I64(BENCH("step", "absent.yaml"), ERROR_CONFIG);

@@ -130,6 +130,12 @@ TEST(route_mappings) {
   CHECK(strstr(failure.message, "p_offset: has no meaning without") && strstr(failure.message, "do_lift: has no meaning with route.attention.do bf16"));
   CHECK(!parse(NUMBERS("do: e4m3, do_lift: 3"), NULL, 0));
   CHECK(strstr(failure.message, "3 is no power of two"));
+  CHECK(!parse(NUMBERS("pv: mxfp4, p_slope: 1e-50, p_offset: 1"), NULL, 0));
+  CHECK(strstr(failure.message, "p_slope: 1e-50 is 0 in FP32"));
+  CHECK(!parse(NUMBERS("pv: mxfp4, p_slope: 1.5, p_offset: -4"), NULL, 0)); /* 1.5 log2 6 = 3.877 */
+  CHECK(strstr(failure.message, "the largest P has the code 0"));
+  CHECK(!parse(NUMBERS("pv: mxfp4, p_slope: 1.5, p_offset: -3.63"), NULL, 0));
+  CHECK(parse(NUMBERS("pv: mxfp4, p_slope: 1.5, p_offset: -3.62"), NULL, 0));
   CHECK(!parse(GOOD "route:\n  name: bf16\n  linears:\n    - {layers: all, fprop: {x: bf16, w: bf16}, dgrad: {dy: bf16}, wgrad: {x: bf16, dy: bf16}}\n"
                     "  attention: {do: e5m2, do_lift: 1}\n", NULL, 0));
   CHECK(strstr(failure.message, "is the name of a built-in route"));

@@ -43,11 +43,14 @@ struct desk {
   double *t, *p, *own, *one;             /* a query's log2 scores, P, exact P; [head_dim] */
   void *taken[24];
   int n;
+  int64_t size; /* in bytes */
+  bool counts; /* takes nothing, only counts bytes */
 };
 
 static void *take(struct desk *w, int64_t bytes) {
-  void *p = aligned_alloc(64, (size_t)round_up(bytes > 0 ? bytes : 1, 64));
-  return w->taken[w->n++] = p;
+  const int64_t whole = round_up(bytes > 0 ? bytes : 1, 64);
+  w->size += whole;
+  return w->taken[w->n++] = w->counts ? NULL : aligned_alloc(64, (size_t)whole);
 }
 
 static void desk_free(struct desk *w) {
@@ -60,9 +63,9 @@ static struct direct_p_head direct_head(const struct desk *w) {
   return (struct direct_p_head){x->queries, x->seq_len, x->head_dim, cols, cols + 16, w->rows_q, w->rows_k, w->rows_v};
 }
 
-static bool desk_new(struct desk *w, const struct attention_inputs *x, int threads) {
+static void desk_take(struct desk *w, const struct attention_inputs *x, int threads) {
   const int64_t s = x->seq_len, d = x->head_dim, n = x->queries;
-  *w = (struct desk){.x = x};
+  w->x = x;
   const struct direct_p_head h = direct_head(w);
   const int64_t whole = 4 * s * d, rows = 4 * s * h.ld;
   w->q = take(w, whole), w->k = take(w, whole), w->v = take(w, whole);
@@ -73,6 +76,17 @@ static bool desk_new(struct desk *w, const struct attention_inputs *x, int threa
   w->scratch = take(w, direct_p_head_bytes(&h, threads));
   w->exact = take(w, 8 * n * d);
   w->t = take(w, 8 * s), w->p = take(w, 8 * s), w->own = take(w, 8 * s), w->one = take(w, 8 * d);
+}
+
+int64_t attention_measure_bytes(const struct attention_inputs *x, int threads) {
+  struct desk w = {.counts = true};
+  desk_take(&w, x, threads);
+  return w.size;
+}
+
+static bool desk_new(struct desk *w, const struct attention_inputs *x, int threads) {
+  *w = (struct desk){0};
+  desk_take(w, x, threads);
   for (int i = 0; i < w->n; i++)
     if (!w->taken[i]) return false;
   return true;

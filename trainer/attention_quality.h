@@ -36,6 +36,9 @@ struct attention_measure {
   int64_t queries;
 };
 
+/* Of memory that either of the two below takes for a head. */
+int64_t attention_measure_bytes(const struct attention_inputs *x, int threads);
+
 /* Without a mask.  Direct-P is the CPU's operator; other rows are FP64 of represented
  * numbers.  measure[rows] is added to.  False: no memory. */
 bool attention_measure(struct attention_measure *measure, const struct attention_row *row, int rows,

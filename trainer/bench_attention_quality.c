@@ -10,6 +10,7 @@
 #include "trainer/attention_quality.h"
 #include "trainer/bench.h"
 #include "trainer/findings.h"
+#include "trainer/machine.h"
 #include "trainer/record.h"
 #include "trainer/table.h"
 
@@ -273,11 +274,25 @@ static bool run_training(const struct bench *b, const struct setup *s, const str
 
 /* ---- arguments ---------------------------------------------------------------------------------- */
 
+/* Digits at *at, which passes them; 0 where there are none, and at most 2^30. */
+static int64_t take_number(const char **at) {
+  const int64_t most = 1 << 30;
+  int64_t value = 0;
+  for (; **at >= '0' && **at <= '9'; (*at)++) value = value * 10 + (**at - '0') < most ? value * 10 + (**at - '0') : most;
+  return value;
+}
+
 static bool take_shape(const char *text, struct attention_inputs *x, struct error *e) {
-  char shown[QUOTED], rest;
+  int64_t *const number[] = {&x->seq_len, &x->heads, &x->head_dim, &x->batch};
+  char shown[QUOTED];
+  const char *at = text;
+  int n = 0;
   x->batch = 1;
-  const int n = sscanf(text, "%" SCNd64 ",%" SCNd64 ",%" SCNd64 ",%" SCNd64 "%c", &x->seq_len, &x->heads, &x->head_dim, &x->batch, &rest);
-  const bool good = (n == 3 || n == 4) && text[strspn(text, "0123456789,")] == 0 && x->seq_len > 0 && x->heads > 0 && x->head_dim > 0 && x->batch > 0;
+  do {
+    at += n > 0;
+    *number[n] = take_number(&at);
+  } while (*number[n++] > 0 && *at == ',' && n < 4);
+  const bool good = n >= 3 && *at == 0 && *number[n - 1] > 0;
   if (!good) return error_set(e, ERROR_USAGE, "--shape %s: SEQ_LEN,HEADS,HEAD_DIM or with ,BATCH are wanted", text_quote(text, shown));
   if (x->seq_len > 1 << 20 || x->heads * x->batch > 1 << 12 || x->head_dim > 1 << 10)
     return error_set(e, ERROR_USAGE, "--shape %s: at most 1048576 tokens, 4096 heads in all and a head_dim of 1024", text_quote(text, shown));
@@ -301,11 +316,23 @@ static bool take_names(const struct bench *b, const struct setup **s, struct att
   return true;
 }
 
+/* Memory that is promised but not there ends the process without a word. */
+static bool fits(const struct setup *s, const struct attention_inputs *x, struct threads *threads, struct error *e) {
+  const int64_t numbers = x->batch * x->heads * x->head_dim; /* of a token's Q, K or V */
+  const int64_t whole = s->training ? numbers * (14 * x->seq_len + 8 * x->queries) : 0; /* qkv, out, both on the host, exact */
+  const int64_t need = whole + attention_measure_bytes(x, threads_count(threads)), have = machine_memory();
+  if (need <= have) return true;
+  return error_set(e, ERROR_SYSTEM,
+                   "%" PRId64 " tokens, batch %" PRId64 ", %" PRId64 " heads of %" PRId64 " need %.1f GB of memory, this machine has %.1f GB",
+                   x->seq_len, x->batch, x->heads, x->head_dim, (double)need * 1e-9, (double)have * 1e-9);
+}
+
 static bool run_shape(const struct bench *b, const struct setup *s, struct attention_inputs *x, struct threads *threads, struct error *e) {
   const int64_t most = b->a.queries > 0 ? b->a.queries : 256;
   x->queries = x->seq_len < most ? x->seq_len : most;
   bench_title(b, "%s: %" PRId64 " tokens, batch %" PRId64 ", %" PRId64 " heads of %" PRId64 ", %s x %g, seed %" PRIu64 ", %" PRId64 " queries of a head; against FP64",
               s->name, x->seq_len, x->batch, x->heads, x->head_dim, input_distributions[x->distribution], x->scale, x->seed, x->queries);
+  if (!fits(s, x, threads, e)) return false;
   return (s->rows == 0 || run_rows(b, s, x, threads, e)) && (!s->training || run_training(b, s, x, e));
 }
 

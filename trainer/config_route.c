@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/attention.h"
 #include "trainer/config_load.h"
 
 static bool linear_same(const struct linear_route *a, const struct linear_route *b) {
@@ -64,7 +65,17 @@ static bool resolve_attention(struct config_loader *l, const struct route *r) {
   if (offset) config_problem(l, "route.attention.p_offset", "has no meaning without route.attention.p_slope");
   if (no_codes) config_problem(l, "route.attention.do_lift", "has no meaning with route.attention.do %s", format_name(r->attention_d_out));
   if (rounds) config_problem(l, "route.attention.do_lift", "%g is no power of two from 2^-100 to 2^100", lift);
-  return !slope && !offset && !no_codes && !rounds;
+  if (slope || offset || no_codes || rounds) return false;
+
+  /* of the largest P, which a row of one key has alone */
+  const struct attention_formats f = route_attention(r);
+  const float largest = attention_p_affine(0, 0, f.p_slope, f.p_offset);
+  const bool vanishes = r->attention_p_slope > 0 && !(f.p_slope > 0), empty = f.p_slope > 0 && e2m1_encode(largest) == 0u;
+  if (vanishes) config_problem(l, "route.attention.p_slope", "%g is 0 in FP32; 0 means 2^x", r->attention_p_slope);
+  if (empty)
+    config_problem(l, "route.attention.p_slope", "with p_offset %g the largest P has the code 0, and attention would be 0/0: p_slope log2(6) + p_offset must be above 0.25",
+                   r->attention_p_offset);
+  return !vanishes && !empty;
 }
 
 static bool resolve_head(struct config_loader *l, struct linear_route *out) {
