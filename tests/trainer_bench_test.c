@@ -37,6 +37,16 @@ TEST(refused) {
   CHECK_EQ_I64(BENCH("gemm", "--shape", "64,64,48", "--route", "mxfp4-row-sr"), ERROR_USAGE);
   CHECK(said("64 x 48 is not made of whole blocks of 32"));
   CHECK_EQ_I64(BENCH("gemm", "--shape", "64,64,64", "--route", "nothing"), ERROR_CONFIG);
+  /* options of other benches: what is not heeded is not taken */
+  const char *const option[][3] = {{"attention", "--route", "attention-fp8"}, {"attention", "--from", "c.h5"}, {"attention", "--folder", "."},
+                                   {"attention", "--megabytes", "1"}, {"gemm", "--setup", "training"}, {"gemm", "--distribution", "normal"},
+                                   {"gemm", "--scale", "0"}, {"gemm", "--seed", "0"}, {"collectives", "--queries", "1"},
+                                   {"checkpoint", "--shape", "1,1,16"}, {"collectives", "--route", "bf16"}, {"gemm", "--from", "c.h5"}};
+  for (size_t i = 0; i < sizeof option / sizeof *option; i++) {
+    char expected[64];
+    snprintf(expected, sizeof expected, "bench %s takes no %s", option[i][0], option[i][1]);
+    if (BENCH(option[i][0], option[i][1], option[i][2]) != ERROR_USAGE || !said(expected)) FAIL("bench %s takes %s", option[i][0], option[i][1]);
+  }
   /* heads and batch whose product leaves 64 bits; numbers too many, too few, none or unfinished */
   const char *const shapes[] = {"16,4294967296,16,4294967296", "16,1,16,4097", "16,9223372036854775807,16,9223372036854775807",
                                 "99999999999999999999999,1,16", "16,1", "16,1,16,", "16,1,16,1,1", "16,,16", "0,1,16", "-1,1,16", " 1,1,16",

@@ -49,18 +49,22 @@ const struct argument command_bench_arguments[] = {
      .help = "one JSON object a row"},
     {0}};
 
+enum { GEMM, ATTENTION, QUANTIZE, STEP, LOADER, CHECKPOINT, COLLECTIVES, BENCHES };
+
 static const struct {
   const char *name;
   bool (*run)(struct bench *b, struct error *e);
   bool ranks;  /* may run under mpirun */
   bool config; /* needs one */
-} benches[] = {
-    {"gemm", bench_gemm, false, false},         {"attention", bench_attention, false, false},
-    {"quantize", bench_quantize, false, false},
-    {"step", bench_step, false, true},          {"loader", bench_loader, false, true},
-    {"checkpoint", bench_checkpoint, true, false}, {"collectives", bench_collectives, true, false},
+} benches[BENCHES] = {
+    [GEMM] = {"gemm", bench_gemm, false, false},
+    [ATTENTION] = {"attention", bench_attention, false, false},
+    [QUANTIZE] = {"quantize", bench_quantize, false, false},
+    [STEP] = {"step", bench_step, false, true},
+    [LOADER] = {"loader", bench_loader, false, true},
+    [CHECKPOINT] = {"checkpoint", bench_checkpoint, true, false},
+    [COLLECTIVES] = {"collectives", bench_collectives, true, false},
 };
-enum { BENCHES = sizeof benches / sizeof *benches };
 
 /* ---- time -------------------------------------------------------------------- */
 
@@ -173,6 +177,32 @@ void bench_row(const struct bench *b, json_t *row, const struct bench_seconds *s
   json_decref(row);
 }
 
+/* An option that a bench would pass over would make its figures look like those of something else. */
+static bool check_options(const struct bench_arguments *a, int which, struct error *e) {
+  const struct {
+    const char *name;
+    bool given;
+    unsigned benches;
+  } option[] = {
+      {"--route", a->routes.n > 0, 1u << GEMM | 1u << QUANTIZE | 1u << STEP},
+      {"--from", a->from != NULL, 1u << QUANTIZE},
+      {"--shape", a->shapes.n > 0, 1u << GEMM | 1u << ATTENTION},
+      {"--setup", a->setup != NULL, 1u << ATTENTION},
+      {"--distribution", a->distribution != NULL, 1u << ATTENTION},
+      {"--scale", !isnan(a->scale), 1u << ATTENTION},
+      {"--seed", a->seed >= 0, 1u << ATTENTION},
+      {"--queries", a->queries > 0, 1u << ATTENTION},
+      {"--folder", a->folder != NULL, 1u << CHECKPOINT},
+      {"--megabytes", a->megabytes > 0, 1u << CHECKPOINT | 1u << COLLECTIVES},
+  };
+  for (size_t i = 0; i < sizeof option / sizeof *option; i++) {
+    if (!option[i].given || option[i].benches >> which & 1u) continue;
+    error_set(e, ERROR_USAGE, "bench %s takes no %s", benches[which].name, option[i].name);
+    return error_hint(e, "`fp4d help bench` shows what it takes");
+  }
+  return true;
+}
+
 static bool choose(const struct bench_arguments *a, int *which, struct error *e) {
   for (*which = 0; *which < BENCHES; ++*which)
     if (strcmp(benches[*which].name, a->what) == 0) break;
@@ -186,7 +216,7 @@ static bool choose(const struct bench_arguments *a, int *which, struct error *e)
     return error_hint(e, "`fp4d help bench` shows what it takes");
   }
   if (!a->config && a->sets.n > 0) return error_set(e, ERROR_USAGE, "bench %s: --set without CONFIG", a->what);
-  return true;
+  return check_options(a, *which, e);
 }
 
 int command_bench(int argc, char **argv) {
