@@ -20,8 +20,9 @@
  *         each the one that the published errors have.
  *   dO    E5M2 (or E4M3) of 4 L dO, L a power of two: given, or that which brings the
  *         largest magnitude of a sample's kv head (all heads of its group) into
- *         [4, 8), as in a standard normal.  Gradients of a mean loss are too small
- *         for a constant lift: at 1e-5 every dS is 0.
+ *         [4, 8), as in a standard normal, but from 2^-100 to 2^100: what that does
+ *         not bring there saturates or vanishes.  Gradients of a mean loss are too
+ *         small for a constant lift: at 1e-5 every dS is 0.
  *   P     of the backward: E4M3 of 2^v = 256 P, v = s kappa + 8 - log2(e) lse, at most 8.
  *   dS    E4M3 of (256 P) (16 L (dP - D)) (scale / 16) = 256 L scale dS.
  *

@@ -257,6 +257,21 @@ TEST(lift_follows) {
   case_free(unit);
 }
 
+/* The lift ends at 2^-100 and 2^100: what lies beyond saturates or vanishes, and is counted. */
+TEST(lift_ends) {
+  struct attention_shape s = {1, 40, 2, 1, 32};
+  struct attention_case *large = filled(s, training, 1, 0x1p120), *small = filled(s, training, 1, 0x1p-124);
+  case_run(large);
+  case_run(small);
+  CHECK(large->gradient.lift[0] == 0x1p-100f && small->gradient.lift[0] == 0x1p100f);
+  CHECK(all_finite(&large->d_qkv) && all_finite(&small->d_qkv));
+  CHECK(large->counts[ATTENTION_DO].saturated > large->counts[ATTENTION_DO].elements * 9 / 10);
+  CHECK(small->counts[ATTENTION_DO].underflowed > small->counts[ATTENTION_DO].elements * 9 / 10); /* some were 0 before */
+  CHECK(norm(&small->d_qkv, 0, 128) == 0);
+  case_free(large);
+  case_free(small);
+}
+
 /* Without 8 in l_stat P is 1/256 of itself, and with it every gradient: finite and
  * wrong.  Without 1/256 at the end they are 256 times. */
 TEST(the_two_factors_of_256) {
@@ -389,6 +404,7 @@ int main(void) {
   RUN(large_logits);
   RUN(smallest);
   RUN(lift_follows);
+  RUN(lift_ends);
   RUN(the_two_factors_of_256);
   RUN(zeros_of_d_out);
   RUN(order_of_formats);

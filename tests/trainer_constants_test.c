@@ -69,20 +69,31 @@ TEST(what_is_there) {
 TEST(of_attention) {
   struct config c = config_of("attention-fp8");
   json_t *o = constants_make(&c);
-  CHECK_EQ_I64(json_object_size(o), 5);
+  CHECK_EQ_I64(json_object_size(o), 6);
   CHECK(has(o, "attention_tile", "128") && has(o, "attention_lazy", "8.0") && has(o, "attention_lift", "4.0"));
-  CHECK(has(o, "attention_p_lift_log2", "8.0") && has(o, "attention_do_target", "4.0"));
+  CHECK(has(o, "attention_p_lift_log2", "8.0") && has(o, "attention_do_target", "4.0") && has(o, "attention_do_lift", "0.0"));
+
+  /* a lift of its own after a given one, and the other way round */
+  struct config given = c;
+  given.route.attention_d_out_lift = 0x1p16;
+  CHECK(!constants_check(o, &given, &e));
+  CHECK(strstr(e.message, "attention_do_lift is 65536.0, the checkpoint's is 0.0"));
+  json_decref(o);
+  o = constants_make(&given);
+  CHECK(has(o, "attention_do_lift", "6.55e4") && has(o, "attention_do_target", NULL));
+  CHECK(!constants_check(o, &c, &e));
+  CHECK(strstr(e.message, "attention_do_lift is 0.0, the checkpoint's is 65536.0"));
   json_decref(o);
 
   c = config_of("attention-mxfp4-proj-nvfp4");
   o = constants_make(&c);
-  CHECK_EQ_I64(json_object_size(o), 10);
+  CHECK_EQ_I64(json_object_size(o), 11);
   CHECK(has(o, "nvfp4_target", "2688") && has(o, "attention_mx_block", "32") && has(o, "attention_p_map", "\"exp2\""));
   CHECK_CLOSE(json_real_value(json_object_get(o, "attention_v_cutoff")), 1.203125, 0);
   CHECK_CLOSE(json_real_value(json_object_get(o, "attention_p_raise")), 0.6780719, 1e-6); /* 1 - log2 1.25 */
 
   /* each by its name */
-  static const char *const keys[] = {"attention_tile", "attention_lazy", "attention_lift", "attention_p_lift_log2", "attention_do_target",
+  static const char *const keys[] = {"attention_tile", "attention_lazy", "attention_lift", "attention_p_lift_log2", "attention_do_target", "attention_do_lift",
                                      "attention_mx_block", "attention_v_cutoff", "attention_p_map", "attention_p_raise"};
   for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
     json_t *one = json_deep_copy(o);

@@ -71,9 +71,8 @@ static void record_attention(json_t *o, const struct attention_formats *f) {
   if (gradients || f->qk == FORMAT_E4M3 || f->pv == FORMAT_E4M3) record_real(o, "attention_lift", (double)ATTENTION_LIFT);
   if (gradients) {
     record_real(o, "attention_p_lift_log2", (double)ATTENTION_LIFT_P_LOG2);
-    if (f->d_out_lift > 0)
-      record_real(o, "attention_do_lift", (double)f->d_out_lift);
-    else /* what a sample's kv head is lifted to: its largest magnitude is in [this, twice this) */
+    record_real(o, "attention_do_lift", (double)f->d_out_lift); /* 0: each its own, which differs from any given one */
+    if (!(f->d_out_lift > 0)) /* what a sample's kv head is lifted to: its largest magnitude is in [this, twice this) */
       record_real(o, "attention_do_target", (double)attention_d_out_lift(127u << 7));
   }
   if (f->pv == FORMAT_MXFP4) {
