@@ -58,24 +58,34 @@ void panel_count_amax(struct quantise_counts *counts, uint32_t amax, const uint1
 }
 
 /* Where a transform's elements stand above each other, the largest sum does:
- * scaling and rounding keep the order. */
+ * scaling and rounding keep the order.  Rows may be far apart, so pieces of them, whole
+ * cache lines, are first laid side by side. */
 INLINE uint16_t amax_of_sums(const uint16_t *z, int64_t stride, int64_t rows, int64_t cols, int n, bool with_signs,
                              float scale) {
   bit_lanes top = {0};
   for (int64_t r = 0; r < rows; r += n, z += n * stride)
-    for (int64_t c = 0; c < cols; c += TRANSFORM_LANES) {
-      lanes x[TRANSFORM_WIDEST];
-      if (cols - c >= TRANSFORM_LANES) {
-        transform_sums(x, z + c, stride, n, with_signs);
+    for (int64_t c = 0; c < cols; c += LANES) {
+      uint16_t tile[TRANSFORM_WIDEST][LANES];
+      const int64_t width = cols - c < LANES ? cols - c : LANES;
+      if (width == LANES) {
+        for (int i = 0; i < n; i++) memcpy(tile[i], z + i * stride + c, sizeof tile[i]);
       } else {
-        uint16_t edge[TRANSFORM_WIDEST][TRANSFORM_LANES] = {{0}};
-        for (int i = 0; i < n; i++) memcpy(edge[i], z + i * stride + c, (size_t)(cols - c) * sizeof *z);
-        transform_sums(x, edge[0], TRANSFORM_LANES, n, with_signs);
+        memset(tile, 0, sizeof tile);
+        for (int i = 0; i < n; i++) memcpy(tile[i], z + i * stride + c, (size_t)width * sizeof *z);
       }
+      const uint16_t *next = c + LANES < cols ? z + c + LANES : z + n * stride;
+      for (int64_t k = 0; k < width; k += TRANSFORM_LANES) {
+        lanes x[TRANSFORM_WIDEST];
+        for (int64_t i = k * n / LANES, end = (k + TRANSFORM_LANES) * n / LANES; i < end; i++) {
+          __builtin_prefetch(next + i * stride, 0, 2);
+          __builtin_prefetch(next + i * stride + LANES / 2, 0, 2);
+        }
+        transform_sums(x, tile[0] + k, LANES, n, with_signs);
 #pragma GCC unroll 32
-      for (int i = 0; i < n; i++) {
-        const bit_lanes a = (bit_lanes)x[i] & 0x7FFFFFFFu, larger = ABOVE(a, top);
-        top = (a & larger) | (top & ~larger);
+        for (int i = 0; i < n; i++) {
+          const bit_lanes a = (bit_lanes)x[i] & 0x7FFFFFFFu, larger = ABOVE(a, top);
+          top = (a & larger) | (top & ~larger);
+        }
       }
     }
   uint32_t most = 0;

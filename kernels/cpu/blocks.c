@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "kernels/cpu/codes.h"
+#include "kernels/cpu/draw.h"
 
 enum { BLOCK = 16, QUAD = 4, LANES = PANEL_ROWS, PLACES = PANEL_COLS / BLOCK, BITS_INFINITE = 0x7F80 };
 
@@ -44,16 +45,26 @@ struct calls {
   uint32_t row[3][LANES], place[3][PLACES];
 };
 
-CPU_CLONES static void draw_places(uint16_t *field, const struct calls *c, int64_t places, const struct draw *draw) {
-  enum { AT_ONCE = CODES_CALLS / LANES };
-  for (int64_t g = 0; g < places; g += AT_ONCE) { /* the last of an odd number gets fields that nobody reads */
-    uint32_t at[3][CODES_CALLS], word[QUAD][CODES_CALLS];
-    for (int w = 0; w < 3; w++)
-      for (int k = 0; k < AT_ONCE; k++)
-        for (int r = 0; r < LANES; r++) at[w][k * LANES + r] = c->row[w][r] + c->place[w][g + k];
-    codes_draw(word, at[0], at[1], at[2], draw);
+enum { AT_ONCE = DRAW_CALLS / LANES };
+
+CPU_CLONES static void gather(struct draw_places *at, const struct calls *c, int64_t place) {
+  for (int w = 0; w < 3; w++)
     for (int k = 0; k < AT_ONCE; k++)
-      for (int j = 0; j < QUAD; j++, field += QUAD * LANES) codes_spread(field, word[j] + k * LANES, LANES);
+      for (int r = 0; r < LANES; r++) at->word[w][k * LANES + r] = c->row[w][r] + c->place[w][place + k];
+}
+
+CPU_CLONES static void spread(uint16_t *field, uint32_t word[QUAD][DRAW_CALLS]) {
+  for (int k = 0; k < AT_ONCE; k++)
+    for (int j = 0; j < QUAD; j++, field += QUAD * LANES) codes_spread(field, word[j] + k * LANES, LANES);
+}
+
+static void draw_all(uint16_t *field, const struct calls *c, int64_t places, const struct draw *draw) {
+  for (int64_t g = 0; g < places; g += AT_ONCE) { /* the last of an odd number gets fields that nobody reads */
+    struct draw_places at;
+    uint32_t word[QUAD][DRAW_CALLS];
+    gather(&at, c, g);
+    draw_words(word, &at, draw);
+    spread(field + g * BLOCK * LANES, word);
   }
 }
 
@@ -72,7 +83,7 @@ void blocks_draw(uint16_t *field, const struct operand *o, const struct panel *p
   }
   for (int64_t g = 0; by_rows && g < places; g++) c.place[0][g] = (uint32_t)g;
   for (int64_t r = 0; !by_rows && r < p->rows; r++) c.row[0][r] = (uint32_t)(r * (draw->seq_len / BLOCK));
-  draw_places(field, &c, places, draw);
+  draw_all(field, &c, places, draw);
 }
 
 /* ---- codes ---------------------------------------------------------------------------- */
@@ -108,22 +119,33 @@ CODES_INLINE void encode_place(uint16_t *restrict word, const uint16_t *restrict
     }
 }
 
-/* `merged` places have one block. */
-CPU_CLONES static void encode_nearest(uint16_t *word, const uint16_t *z, int64_t places, int merged, const float *encode,
-                                      const uint16_t *sign, struct lanes *lanes) {
-  for (int64_t g = 0; g < places; g++) {
-    const int64_t b = g / merged * LANES, first = g * BLOCK * LANES;
-    encode_place(word + first / QUAD, z + first, encode + b, sign + b, z, false, lanes); /* fields are not read */
+/* What a panel's codes are made from. */
+struct encode_job {
+  uint16_t *word;
+  const uint16_t *bits, *sign, *field;
+  const float *encode;
+  int64_t places;
+  int merged; /* places that have one block */
+  uint8_t *codes;
+  int64_t row_bytes, rows;
+};
+
+/* Rows of codes are far apart: those that the words will go to are asked for, a few
+ * between one place and the next. */
+CODES_INLINE void encode_places(const struct encode_job *j, bool stochastic, struct lanes *lanes) {
+  const int64_t ask = LANES / PLACES;
+  for (int64_t g = 0; g < j->places; g++) {
+    const int64_t b = g / j->merged * LANES, first = g * BLOCK * LANES;
+    for (int64_t r = g * ask; r < (g + 1) * ask && r < j->rows; r++) __builtin_prefetch(j->codes + r * j->row_bytes, 1);
+    encode_place(j->word + first / QUAD, j->bits + first, j->encode + b, j->sign + b,
+                 stochastic ? j->field + first : j->bits, stochastic, lanes);
   }
 }
 
-CPU_CLONES static void encode_stochastic(uint16_t *word, const uint16_t *z, int64_t places, int merged,
-                                         const float *encode, const uint16_t *sign, const uint16_t *field,
-                                         struct lanes *lanes) {
-  for (int64_t g = 0; g < places; g++) {
-    const int64_t b = g / merged * LANES, first = g * BLOCK * LANES;
-    encode_place(word + first / QUAD, z + first, encode + b, sign + b, field + first, true, lanes);
-  }
+CPU_CLONES static void encode_nearest(const struct encode_job *j, struct lanes *lanes) { encode_places(j, false, lanes); }
+
+CPU_CLONES static void encode_stochastic(const struct encode_job *j, struct lanes *lanes) {
+  encode_places(j, true, lanes);
 }
 
 /* Bytes of each row side by side, in fours. */
@@ -169,12 +191,10 @@ void blocks_write(const struct operand *o, const struct panel *p, const uint16_t
   uint16_t word[PANEL_ELEMENTS / QUAD], sign[PANEL_BLOCKS_MOST];
   uint8_t *codes = o->codes + p->first_row * (o->cols / 2) + p->first_col / 2;
   const int64_t blocks = p->cols / block, places = p->cols / BLOCK;
-  for (int64_t r = 0; r < p->rows; r++) __builtin_prefetch(codes + r * (o->cols / 2), 1); /* lines far apart */
   const uint16_t amax = examine(sign, b, blocks, p->rows, &counts->zero_blocks);
-  if (field)
-    encode_stochastic(word, bits, places, block / BLOCK, b->encode, sign, field, &lanes);
-  else
-    encode_nearest(word, bits, places, block / BLOCK, b->encode, sign, &lanes);
+  const struct encode_job job = {word,         bits,  sign,        field,  b->encode, places,
+                                 block / BLOCK, codes, o->cols / 2, p->rows};
+  (field ? encode_stochastic : encode_nearest)(&job, &lanes);
   panel_store(codes, o->cols / 2, p->rows, word, p->cols / QUAD);
   write_scales(o, p, block, b->scale);
   for (int r = 0; r < LANES; r++) {

@@ -49,8 +49,7 @@ CODES_INLINE uint16_t codes_stochastic(float t, uint16_t field) {
   int32_t floating = (int32_t)(f32_bits(t) >> 6) - (252 << 16);
   floating = floating < 4 << 16 ? 4 << 16 : floating;
   const uint32_t steps = fixed < (uint32_t)floating ? fixed : (uint32_t)floating;
-  const uint16_t part = (uint16_t)steps, sum = (uint16_t)(part + field);
-  return (uint16_t)((steps >> 16) + (sum < field));
+  return (uint16_t)((steps + field) >> 16);
 }
 
 /* One code in 16 bits; as pairs they pack two a byte. n is even. */
@@ -59,34 +58,6 @@ CODES_INLINE void codes_pack(uint8_t *restrict out, const uint16_t *restrict cod
 }
 
 /* ---- random fields -------------------------------------------------------------- */
-
-enum { CODES_CALLS = 64 };
-
-/* Word j of CODES_CALLS calls to word[j]; c0, c1, c3: where they stand, but for the
- * update, which all share.  philox4x32_10 written out, so that calls run side by
- * side in lanes, and the two halves between each other (a chain of 20 products
- * waits on each). */
-CODES_INLINE void codes_draw(uint32_t word[restrict 4][CODES_CALLS], const uint32_t *restrict c0,
-                             const uint32_t *restrict c1, const uint32_t *restrict c3, const struct draw *draw) {
-  for (int i = 0, j = CODES_CALLS / 2; i < CODES_CALLS / 2; i++, j++) {
-    uint32_t a0 = c0[i], a1 = c1[i], a2 = draw->update, a3 = c3[i];
-    uint32_t b0 = c0[j], b1 = c1[j], b2 = draw->update, b3 = c3[j];
-    uint32_t k0 = (uint32_t)draw->seed, k1 = (uint32_t)(draw->seed >> 32);
-#pragma GCC unroll 10
-    for (int round = 0; round < 10; round++) {
-      const uint64_t p0 = (uint64_t)0xD2511F53u * a0, p1 = (uint64_t)0xCD9E8D57u * a2;
-      const uint64_t q0 = (uint64_t)0xD2511F53u * b0, q1 = (uint64_t)0xCD9E8D57u * b2;
-      a0 = (uint32_t)(p1 >> 32) ^ a1 ^ k0, a1 = (uint32_t)p1;
-      b0 = (uint32_t)(q1 >> 32) ^ b1 ^ k0, b1 = (uint32_t)q1;
-      a2 = (uint32_t)(p0 >> 32) ^ a3 ^ k1, a3 = (uint32_t)p0;
-      b2 = (uint32_t)(q0 >> 32) ^ b3 ^ k1, b3 = (uint32_t)q0;
-      k0 += 0x9E3779B9u;
-      k1 += 0xBB67AE85u;
-    }
-    word[0][i] = a0, word[1][i] = a1, word[2][i] = a2, word[3][i] = a3;
-    word[0][j] = b0, word[1][j] = b1, word[2][j] = b2, word[3][j] = b3;
-  }
-}
 
 /* stochastic_fields of n words: field k of word i to field[k * n + i].  With the bits
  * of every byte reversed, two bytes exchanged are the reverse of both. */
