@@ -66,7 +66,7 @@ UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%)
 # One rank of the worlds that tests/*_test.py launch with mpirun: tests/*_main.c.
 WORLDS     = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*_main.c))
 
-.PHONY: all lib help units unit worlds bench-gemm deps demo check clean
+.PHONY: all lib help units unit worlds bench-gemm bench-quantise deps demo check clean
 ifeq ($(CROSS),aarch64)
 all: lib
 else
@@ -120,6 +120,9 @@ $(BUILD)/tests/bench_gemm.o: CFLAGS += $(shell pkg-config --cflags openblas | se
 $(BUILD)/tests/bench_gemm: LDLIBS += $(shell pkg-config --libs openblas)
 bench-gemm: $(BUILD)/tests/bench_gemm ## the CPU contraction beside OpenBLAS (libopenblas-dev)
 	@env -u OPENBLAS_CORETYPE $<
+
+bench-quantise: $(BUILD)/tests/bench_quantise ## GB/s of one core, every quantiser
+	@$<
 
 deps: ## install the packages that building needs (Debian, Ubuntu)
 	@scripts/deps.sh build
