@@ -13,7 +13,9 @@
  *         2^(f+1) where n >= 1.203125; code = E2M1(6 x / scale).  *The scale of a
  *         block knows tokens that its first queries may not see*: the format
  *         breaks causality by as much as a scale says.
- *   P     E4M3 of 2^t, t = log2 of p before it is normalised, at most 8.
+ *   P     E4M3 of 2^t, t = log2 of p before it is normalised, at most 8.  Scores beyond
+ *         2^24 leave whole numbers of rounding error in t: 2^t is at most 448, in the sum too,
+ *         and where the sum is below 1/2, codes having vanished, the row is NaN.
  *   P     MXFP4 by 32 keys of a query: t_max the largest t, e = floor(t_max + raise),
  *         x = (t - e) + log2 6, code = E2M1(2^x), or E2M1(max(0, slope x + offset));
  *         p = code 2^e / 6.  raise: 1 - log2 1.25 with 2^x, 0 with the affine map,
@@ -41,6 +43,8 @@
 #include "kernels/formats.h"
 
 #define ATTENTION_LIFT 4.0f           /* of Q, K, V and, times L, dO */
+#define ATTENTION_P_MOST 448.0f       /* P's largest code in E4M3: its sum takes no more of it either */
+#define ATTENTION_L_LEAST 0.5f        /* of that sum, which is 1 and more */
 #define ATTENTION_LIFT_P_LOG2 8.0f    /* of the backward's P, and with it dS */
 #define ATTENTION_GRADIENT 0x1p-10f   /* times 1 / L: takes 256 and 4 off dQ, dK and dV */
 #define ATTENTION_LAZY 8.0f           /* the maximum moves when it is this far behind, in log2 */

@@ -214,6 +214,27 @@ TEST(large_logits) {
   }
 }
 
+/* Scores so large that FP32 no longer holds log2 of P to a whole number: a row is a mean of V or
+ * not finite, never the 0 that codes which end divided by a sum which does not would be. */
+TEST(scores_beyond_precision) {
+  const struct attention_formats formats[] = {{.pv = FORMAT_E4M3}, {.pv = FORMAT_MXFP4}, {.qk = FORMAT_E4M3, .pv = FORMAT_E4M3}, training, control, {0}};
+  for (int f = 0; f < 6; f++)
+    for (double size = 1e3; size < 1e17; size *= 7) {
+      struct attention_case *c = filled((struct attention_shape){1, 150, 2, 1, 32}, formats[f], 1, 1);
+      int64_t cols = c->qkv.cols, wild = 0;
+      for (int64_t i = 0; i < 150 * cols; i++)
+        test_set(&c->qkv, i, i % cols < 96 ? size * test_get(&c->qkv, i) : 3 + 0.25 * (double)(i % 3));
+      case_forward(c);
+      for (int64_t i = 0; i < 150 * 64; i++) {
+        double x = test_get(&c->out, i);
+        wild += !isfinite(x);
+        if (isfinite(x) && !(x > 2.4 && x < 4.2)) FAIL("formats %d, Q and K of %g: row %d has %g", f, size, (int)(i / 64), x);
+      }
+      if (size < 5e3) CHECK_EQ_I64(wild, 0);
+      case_free(c);
+    }
+}
+
 /* One token is its own value; one block of zeros is zero; zero dO is no gradient. */
 TEST(smallest) {
   const struct attention_formats formats[] = {training, control, fp8, half};
@@ -402,6 +423,7 @@ int main(void) {
   RUN(causality);
   RUN(not_finite_is_seen);
   RUN(large_logits);
+  RUN(scores_beyond_precision);
   RUN(smallest);
   RUN(lift_follows);
   RUN(lift_ends);

@@ -34,7 +34,7 @@
  * Forward with P in codes:
  *   the maximum is lazy: m' = max as above, but m stays where (m - m') kappa >= -8;
  *   c = 1 where it stays, else exp2(b - b'), and 0 in the first tile
- *   E4M3   l sums p_j as above, unrounded; O_d = fma(E4M3(p_j), v_jd, O_d)
+ *   E4M3   l sums p_j as above, at most 448, unrounded (below 1/2: the row is NaN); O_d = fma(E4M3(p_j), v_jd, O_d)
  *   MXFP4  blocks of 32 keys from the tile's first, of the keys that the query sees:
  *          t_j = fma(s_ij, kappa, -b), t_max = (largest s - m) * kappa; code q_j, scale 2^e
  *          sum = fma(2^e, sum of the block's q_j, sum);  O_d = fma(2^e q_j, 6 v_jd, O_d)

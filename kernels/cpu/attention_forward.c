@@ -83,6 +83,7 @@ ATTENTION_INLINE void weights(float *restrict scores, float *restrict sum, int64
   for (int64_t j = 0; j < keys; j++)
     for (int l = 0; l < W; l++) {
       float s = scores[j * W + l], p = weight(s, kappa, base[l]);
+      if (e4m3) p = p > ATTENTION_P_MOST ? ATTENTION_P_MOST : p;
       sum[l] = sum[l] + p;
       if (e4m3) {
         p = e4m3_round(p);
@@ -221,13 +222,15 @@ static void begin_block(const struct forward *f, const struct desk *w, const str
 }
 
 /* O / l, lse and the largest logit of each query. */
-static CPU_CLONES void normalise(const struct attention_layout *a, const struct block *b, bool sixfold, float *lse,
+static CPU_CLONES void normalise(const struct attention_layout *a, const struct block *b, enum format pv, float *lse,
                                  float *logit) {
+  const bool sixfold = pv == FORMAT_MXFP4, e4m3 = pv == FORMAT_E4M3;
   float inverse[ATTENTION_BLOCK];
   for (int l = 0; l < ATTENTION_BLOCK; l++) {
     lse[l] = f32_fma(b->base[l], ATTENTION_LN_2, f32_log(sixfold ? b->l[l] / 6.0f : b->l[l]));
     logit[l] = b->largest[l] * a->scale;
     inverse[l] = 1.0f / (sixfold ? b->l[l] * 6.0f : b->l[l]); /* of V too: 1/36 of P V, 1/6 of l */
+    if (e4m3) inverse[l] = b->l[l] < ATTENTION_L_LEAST ? F32_NAN : inverse[l];
   }
   for (int64_t r = 0; r < ATTENTION_BLOCK; r++)
     for (int64_t d = 0; d < a->cols; d++) b->o[r * a->ld + d] = b->o[r * a->ld + d] * inverse[r];
@@ -236,7 +239,7 @@ static CPU_CLONES void normalise(const struct attention_layout *a, const struct 
 static void finish_block(const struct forward *f, const struct block *b, int64_t row, int64_t n, int64_t head,
                          float *lse, float *largest) {
   float block_lse[ATTENTION_BLOCK], logit[ATTENTION_BLOCK];
-  normalise(&f->layout, b, f->map.pv == FORMAT_MXFP4, block_lse, logit);
+  normalise(&f->layout, b, f->map.pv, block_lse, logit);
   attention_store(f->out, &f->layout, row, n, attention_q_col(&f->layout, head), b->o, 1.0f);
   for (int64_t r = 0; r < n; r++) {
     lse[r] = block_lse[r];
