@@ -40,7 +40,7 @@ void emit_check_operand(const struct emission *out, const struct operand *o, enu
 
 static void check(const struct emission *out, int64_t source_rows, int64_t first_row, const struct matrix *strip) {
   CPU_REQUIRE(first_row >= 0 && first_row % CPU_STRIP == 0, "a strip begins at a multiple of its height");
-  CPU_REQUIRE(strip->rows == CPU_STRIP || (strip->rows < CPU_STRIP && first_row + strip->rows == source_rows),
+  CPU_REQUIRE(strip->rows > 0 && (strip->rows % CPU_STRIP == 0 || first_row + strip->rows == source_rows),
               "only the last strip may be lower than the others");
   CPU_REQUIRE(!out->plain || (out->plain->rows == source_rows && out->plain->cols == strip->cols),
               "the plain result's shape is not the source's");
@@ -99,8 +99,7 @@ static void clear_padding(const struct operand *o, int64_t source_rows, int64_t 
     clear_scales(o, first_row, first_row + rows, scale_cols, all_cols);
     if (last) clear_scales(o, o->rows, all_rows, 0, all_cols);
   } else {
-    int64_t own = first_row / 32;
-    clear_scales(o, o->rows, all_rows, own, own + 1);
+    clear_scales(o, o->rows, all_rows, first_row / 32, (first_row + rows) / 32);
     if (last) clear_scales(o, 0, all_rows, scale_cols, all_cols);
   }
 }
@@ -121,25 +120,28 @@ void cpu_emit_matrix_strip(const struct emission *out, int64_t source_rows, int6
   else if (out->plain && out->plain->dtype == DTYPE_BF16)
     bits = (const uint16_t *)out->plain->data + first_row * cols;
 
-  for (int64_t col = 0; col < cols; col += MXFP4_CHUNK) {
-    struct mxfp4_piece p = {.first_row = first_row,
-                            .rows = strip->rows,
-                            .source_rows = source_rows,
-                            .first_col = col,
-                            .cols = cols - col < MXFP4_CHUNK ? cols - col : MXFP4_CHUNK,
-                            .source_cols = cols};
-    if (bits) {
-      p.bits = bits + col;
-      p.stride = cols;
-    } else {
-      struct matrix chunk = {.data = scratch, .dtype = DTYPE_BF16, .rows = p.rows, .cols = p.cols};
-      for (int64_t i = 0; i < p.rows; i++)
-        cpu_store(&chunk, i * p.cols, (const float *)strip->data + i * cols + col, p.cols);
-      p.bits = scratch;
-      p.stride = p.cols;
+  /* Strips of the same columns follow each other, while the cache holds the lines of
+   * codes that a column view shares among them. */
+  for (int64_t col = 0; col < cols; col += MXFP4_CHUNK)
+    for (int64_t r = 0; r < strip->rows; r += CPU_STRIP) {
+      struct mxfp4_piece p = {.first_row = first_row + r,
+                              .rows = strip->rows - r < CPU_STRIP ? strip->rows - r : CPU_STRIP,
+                              .source_rows = source_rows,
+                              .first_col = col,
+                              .cols = cols - col < MXFP4_CHUNK ? cols - col : MXFP4_CHUNK,
+                              .source_cols = cols};
+      if (bits) {
+        p.bits = bits + r * cols + col;
+        p.stride = cols;
+      } else {
+        struct matrix chunk = {.data = scratch, .dtype = DTYPE_BF16, .rows = p.rows, .cols = p.cols};
+        for (int64_t i = 0; i < p.rows; i++)
+          cpu_store(&chunk, i * p.cols, (const float *)strip->data + (r + i) * cols + col, p.cols);
+        p.bits = scratch;
+        p.stride = p.cols;
+      }
+      quantise_piece(out, &p, counts ? counts : ignored);
     }
-    quantise_piece(out, &p, counts ? counts : ignored);
-  }
   if (packed(out->row)) clear_padding(out->row, source_rows, first_row, strip->rows);
   if (packed(out->column)) clear_padding(out->column, source_rows, first_row, strip->rows);
 }

@@ -61,7 +61,8 @@ void panel_store(uint8_t *codes, int64_t row_bytes, int64_t rows, const uint16_t
 
 /* ---- loading --------------------------------------------------------------------- */
 
-/* A panel of a row view, from rows of the source; rows that are not there are 0. */
+/* A panel of a row view, from rows of the source; rows that are not there are 0.  What
+ * the next one will be read from is asked for already. */
 static void load_rows(uint16_t *bits, const uint16_t *z, int64_t stride, int64_t rows, int64_t cols) {
   static const uint16_t none[PANEL_COLS];
   for (int64_t r = 0; r < PANEL_ROWS; r += SIDE) {
@@ -69,6 +70,8 @@ static void load_rows(uint16_t *bits, const uint16_t *z, int64_t stride, int64_t
     for (int64_t i = 0; i < SIDE; i++) row[i] = r + i < rows ? z + (r + i) * stride : none;
     for (int64_t c = 0; c < cols; c += SIDE) {
       lanes8 v[SIDE];
+      for (int64_t i = c / SIDE % 4 * 2, end = i + 2; i < end; i++)
+        __builtin_prefetch(row[i] + cols + c / (4 * SIDE) * (4 * SIDE), 0, 2);
       for (int i = 0; i < SIDE; i++) memcpy(&v[i], row[i] + c, sizeof v[i]);
       transpose8(v);
       for (int i = 0; i < SIDE; i++) memcpy(bits + (c + i) * PANEL_ROWS + r, &v[i], sizeof v[i]);

@@ -5,20 +5,23 @@
 #include "kernels/cpu/emit.h"
 #include "kernels/cpu/whole.h"
 
+enum { TALL = 4 * CPU_STRIP };
+
 struct job {
   const struct emission *out; /* what strips write */
   const struct matrix *source;
   char *scratch;
   int64_t scratch_bytes; /* a worker's */
+  int64_t height;        /* rows a task */
 };
 
 static void quantise_strip(void *context, int64_t index, int worker) {
   const struct job *job = context;
   const struct matrix *source = job->source;
-  int64_t first = index * CPU_STRIP;
+  int64_t first = index * job->height;
   struct matrix strip = *source;
   strip.data = (char *)source->data + (size_t)(first * source->cols) * dtype_bytes(source->dtype);
-  strip.rows = source->rows - first < CPU_STRIP ? source->rows - first : CPU_STRIP;
+  strip.rows = source->rows - first < job->height ? source->rows - first : job->height;
   struct quantise_counts counts[2] = {{0}};
   cpu_emit_matrix_strip(job->out, source->rows, first, &strip, counts,
                         job->scratch ? job->scratch + worker * job->scratch_bytes : NULL);
@@ -43,7 +46,8 @@ void cpu_quantise(struct device *d, const struct emission *out, const struct mat
     e.wanted = whole_drop(&e.strips);
   }
   job.out = &e.strips;
+  job.height = ceil_div(source->rows, TALL) >= 4 * threads_count(cpu->threads) ? TALL : CPU_STRIP;
   if (e.strips.plain || e.strips.row || e.strips.column)
-    threads_run(cpu->threads, ceil_div(source->rows, CPU_STRIP), quantise_strip, &job);
+    threads_run(cpu->threads, ceil_div(source->rows, job.height), quantise_strip, &job);
   if (e.wanted) whole_quantise(d, out, &e.result);
 }
