@@ -8,7 +8,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 64, BITS_INFINITE = 0x7F80, PIECE = 1 << 16 };
+enum { LANES = 64, BITS_INFINITE = 0x7F80 };
 
 CPU_CLONES static uint16_t amax_of_rows(const uint16_t *z, int64_t stride, int64_t rows, int64_t cols) {
   uint16_t lane[LANES] = {0}, amax = 0;
@@ -103,46 +103,49 @@ CPU_CLONES uint16_t amax_of_source(const uint16_t *z, int64_t stride, int64_t ro
   return amax_of_rows(z, stride, rows, cols);
 }
 
-/* ---- of a whole view ---------------------------------------------------------------- */
+/* ---- of whole views ---------------------------------------------------------------- */
 
-struct maximum {
-  _Atomic uint16_t amax;
+enum { STRIP = 32 }; /* source rows a task: a multiple of any transform's width */
+
+struct maxima {
+  _Atomic uint16_t amax[2];
+  bool wanted[2];
+  enum hadamard hadamard[2];
   const struct matrix *source;
-  enum hadamard hadamard;
 };
 
-static void raise_to(struct maximum *m, uint16_t amax) {
-  uint16_t seen = atomic_load(&m->amax);
-  while (amax > seen && !atomic_compare_exchange_weak(&m->amax, &seen, amax)) {
+static void raise_to(_Atomic uint16_t *most, uint16_t amax) {
+  uint16_t seen = atomic_load(most);
+  while (amax > seen && !atomic_compare_exchange_weak(most, &seen, amax)) {
   }
 }
 
-static void plain_task(void *context, int64_t index, int worker) {
+static void strip_task(void *context, int64_t index, int worker) {
   (void)worker;
-  struct maximum *m = context;
-  const int64_t first = index * PIECE, left = m->source->rows * m->source->cols - first;
-  raise_to(m, amax_of_source((const uint16_t *)m->source->data + first, 0, 1, left < PIECE ? left : PIECE, HADAMARD_NONE));
+  struct maxima *m = context;
+  const int64_t cols = m->source->cols, left = m->source->rows - index * STRIP, rows = left < STRIP ? left : STRIP;
+  const uint16_t *z = (const uint16_t *)m->source->data + index * STRIP * cols;
+  for (int v = 0; v < 2; v++) {
+    if (!m->wanted[v]) continue;
+    const bool plain = m->hadamard[v] == HADAMARD_NONE;
+    raise_to(&m->amax[v], plain ? amax_of_rows(z, 0, 1, rows * cols) : amax_of_source(z, cols, rows, cols, m->hadamard[v]));
+  }
 }
 
-static void column_task(void *context, int64_t index, int worker) {
-  (void)worker;
-  struct maximum *m = context;
-  const int64_t width = hadamard_width(m->hadamard), cols = m->source->cols;
-  raise_to(m, amax_of_source((const uint16_t *)m->source->data + index * width * cols, cols, width, cols, m->hadamard));
-}
-
-static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
+static void visit(const struct panel_rule *rule, const uint16_t *bits, const struct panel *p,
+                  struct quantise_counts *counts) {
   (void)counts;
-  raise_to(rule, panel_amax(bits, p));
+  raise_to(rule->context, panel_amax(bits, p));
 }
 
-uint16_t view_amax(struct cpu_device *d, const struct operand *o, const struct matrix *source) {
-  struct maximum m = {.source = source, .hadamard = o->encoding.hadamard};
-  if (m.hadamard == HADAMARD_NONE)
-    threads_run(d->threads, ceil_div(source->rows * source->cols, PIECE), plain_task, &m);
-  else if (o->view == VIEW_COLUMN)
-    threads_run(d->threads, source->rows / hadamard_width(m.hadamard), column_task, &m);
-  else
-    panels_visit(d, o, source, visit, &m, NULL);
-  return atomic_load(&m.amax);
+void view_amaxes(struct cpu_device *d, const struct operand *row, const struct operand *column,
+                 const struct matrix *source, uint16_t amax[2]) {
+  const bool turned = row && row->encoding.hadamard != HADAMARD_NONE; /* its transform needs panels */
+  const bool same = row && column && !turned && column->encoding.hadamard == HADAMARD_NONE;
+  struct maxima m = {.wanted = {row && !turned, column && !same}, .source = source};
+  m.hadamard[VIEW_COLUMN] = column ? column->encoding.hadamard : HADAMARD_NONE;
+  if (turned) panels_visit(d, &(struct panel_rule){.o = row, .visit = visit, .context = &m.amax[VIEW_ROW]}, 1, source);
+  if (m.wanted[0] || m.wanted[1]) threads_run(d->threads, ceil_div(source->rows, STRIP), strip_task, &m);
+  if (row) amax[VIEW_ROW] = atomic_load(&m.amax[VIEW_ROW]);
+  if (column) amax[VIEW_COLUMN] = atomic_load(&m.amax[same ? VIEW_ROW : VIEW_COLUMN]);
 }

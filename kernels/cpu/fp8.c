@@ -94,13 +94,14 @@ static void encode_panel(const struct operand *o, const uint16_t *bits, const st
 struct job {
   const struct operand *o;
   const struct matrix *source;
-  float scale[PANEL_ROWS]; /* of the whole view */
   struct quantise_counts *counts;
 };
 
-static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
-  const struct job *job = rule;
-  encode_panel(job->o, bits, p, job->scale, counts);
+static void visit(const struct panel_rule *rule, const uint16_t *bits, const struct panel *p,
+                  struct quantise_counts *counts) {
+  float scale[PANEL_ROWS];
+  for (int r = 0; r < PANEL_ROWS; r++) scale[r] = rule->factor.encode;
+  encode_panel(rule->o, bits, p, scale, counts);
 }
 
 static void count_factor(struct quantise_counts *counts, uint16_t amax) {
@@ -151,22 +152,19 @@ static void row_task(void *context, int64_t index, int worker) {
   if (job->counts) cpu_counts_add(job->counts, &counts);
 }
 
-void fp8_quantise(struct cpu_device *d, const struct operand *o, const struct operand *twin,
-                  const struct matrix *source, const struct draw *draw, struct quantise_counts *counts,
-                  struct quantise_counts *twin_counts) {
-  (void)twin_counts;
-  CPU_REQUIRE(!twin && !draw, "FP8 has no tiles and draws nothing");
-  struct job job = {.o = o, .source = source, .counts = counts};
+void fp8_quantise(struct cpu_device *d, struct panel_rule *rule, const struct matrix *source) {
+  const struct operand *o = rule->o;
+  CPU_REQUIRE(!rule->done && !rule->draw, "FP8 has no tiles and draws nothing");
   if (o->encoding.scale == SCALE_ROW) {
     CPU_REQUIRE(o->strip == 1 && o->segment == 0, "a factor a row is a strip of 1");
-    threads_run(d->threads, ceil_div(o->rows, GROUP * PANEL_ROWS), row_task, &job);
+    threads_run(d->threads, ceil_div(o->rows, GROUP * PANEL_ROWS), row_task,
+                &(struct job){.o = o, .source = source, .counts = rule->counts});
     return;
   }
   CPU_REQUIRE(operand_outer_count(o) == 1, "one factor a view");
-  const uint16_t amax = view_amax(d, o, source);
-  const struct factor f = factor_of(amax, largest_code(o));
+  const struct factor f = factor_of(rule->amax, largest_code(o));
   o->outer[0] = f.outer;
-  for (int r = 0; r < PANEL_ROWS; r++) job.scale[r] = f.scale;
-  panels_visit(d, o, source, visit, &job, counts);
-  cpu_counts_add(counts, &(struct quantise_counts){.blocks = 1, .zero_blocks = amax == 0});
+  rule->factor.encode = f.scale;
+  rule->visit = visit;
+  cpu_counts_add(rule->counts, &(struct quantise_counts){.blocks = 1, .zero_blocks = rule->amax == 0});
 }

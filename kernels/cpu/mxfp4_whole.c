@@ -28,19 +28,14 @@ CPU_CLONES static void scales_of(uint8_t *restrict byte, float *restrict encode,
   }
 }
 
-struct job {
-  const struct operand *o;
-  const struct draw *draw;
-};
-
-static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
-  const struct job *job = rule;
+static void visit(const struct panel_rule *rule, const uint16_t *bits, const struct panel *p,
+                  struct quantise_counts *counts) {
   struct panel_blocks b = {.amax = {0}};
   uint16_t field[PANEL_ELEMENTS];
   blocks_amax(b.amax, bits, p, BLOCK, false);
-  scales_of(b.scale, b.encode, b.amax, job->o->encoding.scale);
-  if (job->draw) blocks_draw(field, job->o, p, job->draw);
-  blocks_write(job->o, p, bits, BLOCK, &b, job->draw ? field : NULL, counts);
+  scales_of(b.scale, b.encode, b.amax, rule->o->encoding.scale);
+  if (rule->draw) blocks_draw(field, rule->o, p, rule->draw);
+  blocks_write(rule->o, p, bits, BLOCK, &b, rule->draw ? field : NULL, counts);
 }
 
 void mxfp4_draw_rows(const struct operand *row, const struct mxfp4_piece *p, const struct draw *draw,
@@ -50,14 +45,12 @@ void mxfp4_draw_rows(const struct operand *row, const struct mxfp4_piece *p, con
     const int64_t cols = p->cols - col < PANEL_COLS ? p->cols - col : PANEL_COLS;
     uint16_t bits[PANEL_ELEMENTS];
     panels_load(bits, &strip, VIEW_ROW, HADAMARD_NONE, &(struct panel){0, p->rows, col, cols});
-    visit(&(struct job){row, draw}, bits, &(struct panel){p->first_row, p->rows, p->first_col + col, cols}, counts);
+    visit(&(struct panel_rule){.o = row, .draw = draw}, bits, &(struct panel){p->first_row, p->rows, p->first_col + col, cols}, counts);
   }
 }
 
-void mxfp4_whole_quantise(struct cpu_device *d, const struct operand *o, const struct operand *twin,
-                          const struct matrix *source, const struct draw *draw, struct quantise_counts *counts,
-                          struct quantise_counts *twin_counts) {
-  (void)twin_counts;
-  CPU_REQUIRE(!twin, "tiles are made by strips");
-  panels_visit(d, o, source, visit, &(struct job){o, draw}, counts);
+void mxfp4_whole_quantise(struct cpu_device *d, struct panel_rule *rule, const struct matrix *source) {
+  (void)d, (void)source;
+  CPU_REQUIRE(!rule->done, "tiles are made by strips");
+  rule->visit = visit;
 }

@@ -22,12 +22,6 @@
 
 enum { BLOCK = 16, BLOCKS = PANEL_BLOCKS_MOST, BITS_INFINITE = 0x7F80 };
 
-struct job {
-  const struct operand *o, *done; /* done: the other view of the same tiles, or NULL */
-  struct nvfp4_factor factor;
-  const struct draw *draw;
-};
-
 struct nvfp4_factor nvfp4_factor_of(uint16_t amax, float reach) {
   struct nvfp4_factor f = {.encode = 1.0f, .outer = bf16_decode(amax > BITS_INFINITE ? 0x7FC0 : amax)};
   if (amax != 0 && amax < BITS_INFINITE) {
@@ -64,36 +58,28 @@ static void scales_as(struct panel_blocks *b, const struct operand *done, const 
     }
 }
 
-static void visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
-  const struct job *job = rule;
-  const struct encoding *e = &job->o->encoding;
+static void visit(const struct panel_rule *rule, const uint16_t *bits, const struct panel *p,
+                  struct quantise_counts *counts) {
+  const struct encoding *e = &rule->o->encoding;
   struct panel_blocks b = {.amax = {0}};
   uint16_t field[PANEL_ELEMENTS];
   const bool tiled = e->block == BLOCK_2D16;
   blocks_amax(b.amax, bits, p, BLOCK, tiled);
-  if (job->done)
-    scales_as(&b, job->done, p, job->factor.decode);
+  if (rule->done)
+    scales_as(&b, rule->done, p, rule->factor.decode);
   else if (e->scale == SCALE_TENSOR_4OVER6)
-    nvfp4_four_or_six(b.scale, b.encode, b.amax, bits, p, &job->factor, tiled, job->o->view);
+    nvfp4_four_or_six(b.scale, b.encode, b.amax, bits, p, &rule->factor, tiled, rule->o->view);
   else
-    scales_of(b.scale, b.encode, b.amax, &job->factor);
-  if (job->draw) blocks_draw(field, job->o, p, job->draw);
-  blocks_write(job->o, p, bits, BLOCK, &b, job->draw ? field : NULL, counts);
+    scales_of(b.scale, b.encode, b.amax, &rule->factor);
+  if (rule->draw) blocks_draw(field, rule->o, p, rule->draw);
+  blocks_write(rule->o, p, bits, BLOCK, &b, rule->draw ? field : NULL, counts);
 }
 
-static void quantise(struct cpu_device *d, const struct operand *o, const struct operand *done,
-                     const struct matrix *source, const struct nvfp4_factor *factor, const struct draw *draw,
-                     struct quantise_counts *counts) {
-  CPU_REQUIRE(operand_outer_count(o) == 1, "one factor a view");
-  o->outer[0] = factor->outer;
-  panels_visit(d, o, source, visit, &(struct job){o, done, *factor, draw}, counts);
-}
-
-void nvfp4_quantise(struct cpu_device *d, const struct operand *o, const struct operand *twin,
-                    const struct matrix *source, const struct draw *draw, struct quantise_counts *counts,
-                    struct quantise_counts *twin_counts) {
-  const float reach = o->encoding.scale == SCALE_TENSOR_4OVER6 ? NVFP4_REACH_4OVER6 : NVFP4_REACH;
-  const struct nvfp4_factor factor = nvfp4_factor_of(view_amax(d, o, source), reach);
-  quantise(d, o, NULL, source, &factor, draw, counts);
-  if (twin) quantise(d, twin, o, source, &factor, NULL, twin_counts);
+void nvfp4_quantise(struct cpu_device *d, struct panel_rule *rule, const struct matrix *source) {
+  (void)d, (void)source;
+  const float reach = rule->o->encoding.scale == SCALE_TENSOR_4OVER6 ? NVFP4_REACH_4OVER6 : NVFP4_REACH;
+  CPU_REQUIRE(operand_outer_count(rule->o) == 1, "one factor a view");
+  rule->factor = nvfp4_factor_of(rule->amax, reach);
+  rule->o->outer[0] = rule->factor.outer;
+  rule->visit = visit;
 }

@@ -11,10 +11,6 @@
 #define NVFP4_REACH 2688.0f        /* 448 * 6 */
 #define NVFP4_REACH_4OVER6 1536.0f /* 256 * 6: a block may take 1.5 times its scale */
 
-struct nvfp4_factor {
-  float encode, decode; /* S and D */
-  float outer;          /* A */
-};
 struct nvfp4_factor nvfp4_factor_of(uint16_t amax, float reach);
 
 /* E4M3 of 0 <= t <= FLT_MAX, as e4m3_encode. */

@@ -193,9 +193,14 @@ static void check(const struct job *j) {
   CPU_REQUIRE(!j->draw || o->view == VIEW_ROW, "draws belong to rows");
 }
 
-static void quantise(struct cpu_device *d, const struct operand *o, const struct matrix *source,
-                     const struct draw *draw, struct quantise_counts *counts) {
-  struct job j = {.o = o, .source = source, .draw = draw, .counts = counts};
+/* Tiles, chunks and strips of both views are the same elements, so their numbers are. */
+void nvfp4_local_quantise(struct cpu_device *d, struct panel_rule *rule, const struct matrix *source) {
+  const struct operand *o = rule->o, *done = rule->done;
+  if (source->rows == 0 || source->cols == 0) return;
+  CPU_REQUIRE(!done || (or_all(o->strip, o->rows) == or_all(done->segment, done->cols) &&
+                        or_all(o->segment, o->cols) == or_all(done->strip, done->rows)),
+              "the strips of one view of a weight are not the segments of the other");
+  struct job j = {.o = o, .source = source, .draw = rule->draw, .counts = rule->counts};
   j.strip = or_all(o->strip, o->rows);
   j.segment = or_all(o->segment, o->cols);
   j.segments = ceil_div(o->cols, j.segment);
@@ -210,17 +215,4 @@ static void quantise(struct cpu_device *d, const struct operand *o, const struct
   threads_run(d->threads, outers * j.chunks, find_amax, &j);
   threads_run(d->threads, outers, find_outer, &j);
   threads_run(d->threads, outers * j.chunks, encode_chunk, &j);
-}
-
-/* Tiles, chunks and strips of both views are the same elements, so their numbers are. */
-void nvfp4_local_quantise(struct cpu_device *d, const struct operand *o, const struct operand *twin,
-                          const struct matrix *source, const struct draw *draw, struct quantise_counts *counts,
-                          struct quantise_counts *twin_counts) {
-  if (source->rows == 0 || source->cols == 0) return;
-  quantise(d, o, source, draw, counts);
-  if (!twin) return;
-  CPU_REQUIRE(or_all(twin->strip, twin->rows) == or_all(o->segment, o->cols) &&
-                  or_all(twin->segment, twin->cols) == or_all(o->strip, o->rows),
-              "the strips of one view of a weight are not the segments of the other");
-  quantise(d, twin, source, NULL, twin_counts);
 }

@@ -129,53 +129,54 @@ void panels_load(uint16_t *bits, const struct matrix *source, enum view view, en
   }
 }
 
-/* ---- every panel of a view -------------------------------------------------- */
+/* ---- every panel of a view or two ------------------------------------------ */
+
+enum { WIDTH = 8 * PANEL_COLS }; /* source columns a task */
 
 struct walk {
-  const struct operand *o;
+  const struct panel_rule *rules;
+  int n;
   const struct matrix *source;
-  panel_visit *visit;
-  void *rule;
-  struct quantise_counts *counts;
+  int64_t height, across; /* of a task; tasks side by side */
 };
 
-static void visit_panels(const struct walk *w, uint16_t *bits, const struct panel *p, struct quantise_counts *counts) {
-  panels_load(bits, w->source, w->o->view, w->o->encoding.hadamard, p);
-  for (int64_t r = 0; r < p->rows; r += PANEL_ROWS, bits += PANEL_ELEMENTS)
-    w->visit(w->rule, bits, &(struct panel){p->first_row + r, at_most(p->rows - r, PANEL_ROWS), p->first_col, p->cols},
-             counts);
+/* The panels of a piece that is loaded at once. */
+static void visit_piece(const struct panel_rule *rule, const struct matrix *source, const struct panel *p,
+                        struct quantise_counts *counts) {
+  uint16_t bits[GROUP / PANEL_ROWS * PANEL_ELEMENTS];
+  panels_load(bits, source, rule->o->view, rule->o->encoding.hadamard, p);
+  for (int64_t r = 0; r < p->rows; r += PANEL_ROWS)
+    rule->visit(rule, bits + r * PANEL_COLS,
+                &(struct panel){p->first_row + r, at_most(p->rows - r, PANEL_ROWS), p->first_col, p->cols}, counts);
 }
 
-/* A task takes source rows as they lie: 32 of them, or 128 for a column view. */
+/* A view's part of the source's [first_row, rows), [first_col, cols); either at most PANEL_COLS. */
+static void visit_part(const struct panel_rule *rule, const struct matrix *source, const struct panel *s,
+                       struct quantise_counts *counts) {
+  const bool by_rows = rule->o->view == VIEW_ROW;
+  const struct panel v = by_rows ? *s : (struct panel){s->first_col, s->cols, s->first_row, s->rows};
+  const int64_t step = by_rows ? PANEL_ROWS : GROUP;
+  for (int64_t r = 0; r < v.rows; r += step)
+    visit_piece(rule, source, &(struct panel){v.first_row + r, at_most(v.rows - r, step), v.first_col, v.cols}, counts);
+}
+
 static void walk_task(void *context, int64_t index, int worker) {
   (void)worker;
   const struct walk *w = context;
-  const struct operand *o = w->o;
-  const bool by_rows = o->view == VIEW_ROW;
-  struct quantise_counts counts = {0};
-  uint16_t bits[GROUP / PANEL_ROWS * PANEL_ELEMENTS];
-  struct panel p = {0};
-  if (by_rows) {
-    p.first_row = index * PANEL_ROWS;
-    p.rows = at_most(o->rows - p.first_row, PANEL_ROWS);
-    for (; p.first_col < o->cols; p.first_col += PANEL_COLS) {
-      p.cols = at_most(o->cols - p.first_col, PANEL_COLS);
-      visit_panels(w, bits, &p, &counts);
-    }
-  } else {
-    p.first_col = index * PANEL_COLS;
-    p.cols = at_most(o->cols - p.first_col, PANEL_COLS);
-    for (; p.first_row < o->rows; p.first_row += GROUP) {
-      p.rows = at_most(o->rows - p.first_row, GROUP);
-      visit_panels(w, bits, &p, &counts);
-    }
+  const struct matrix *source = w->source;
+  const int64_t first = index / w->across * w->height, left = index % w->across * WIDTH;
+  const int64_t end = at_most(source->cols, left + WIDTH);
+  struct quantise_counts counts[2] = {{0}};
+  for (int64_t c = left; c < end; c += PANEL_COLS) {
+    const struct panel s = {first, at_most(source->rows - first, w->height), c, at_most(end - c, PANEL_COLS)};
+    for (int i = 0; i < w->n; i++) visit_part(&w->rules[i], source, &s, &counts[i]);
   }
-  if (w->counts) cpu_counts_add(w->counts, &counts);
+  for (int i = 0; i < w->n; i++)
+    if (w->rules[i].counts) cpu_counts_add(w->rules[i].counts, &counts[i]);
 }
 
-void panels_visit(struct cpu_device *d, const struct operand *o, const struct matrix *source, panel_visit *visit,
-                  void *rule, struct quantise_counts *counts) {
-  struct walk w = {o, source, visit, rule, counts};
-  threads_run(d->threads, o->view == VIEW_ROW ? ceil_div(o->rows, PANEL_ROWS) : ceil_div(o->cols, PANEL_COLS), walk_task,
-              &w);
+void panels_visit(struct cpu_device *d, const struct panel_rule *rules, int n, const struct matrix *source) {
+  const bool by_rows = n == 1 && rules[0].o->view == VIEW_ROW;
+  struct walk w = {rules, n, source, by_rows ? PANEL_ROWS : PANEL_COLS, ceil_div(source->cols, WIDTH)};
+  threads_run(d->threads, ceil_div(source->rows, w.height) * w.across, walk_task, &w);
 }

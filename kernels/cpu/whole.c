@@ -74,23 +74,23 @@ static void clear_padding(const struct operand *o) {
   clear_scales(o, scale_cols, o->rows, all_rows, 0, all_cols);
 }
 
-static void make(struct device *d, const struct emission *out, const struct operand *o, const struct operand *twin,
-                 const struct matrix *source) {
-  whole_rule *rule = rule_of(&o->encoding);
-  CPU_REQUIRE(rule != NULL, "no rule makes this encoding");
-  struct quantise_counts ignored[2] = {{0}}, *counts = out->counts ? out->counts : ignored;
-  struct draw draw = out->draw;
-  if (o->view == VIEW_COLUMN) draw.operand += DRAW_COLUMN;
-  clear_padding(o);
-  if (twin) clear_padding(twin);
-  rule(cpu_of(d), o, twin, source, o->encoding.rounding == ROUND_STOCHASTIC ? &draw : NULL, &counts[o->view],
-       twin ? &counts[twin->view] : NULL);
+static void begin(struct cpu_device *d, struct panel_rule *rule, const struct matrix *source) {
+  whole_rule *begin_rule = rule_of(&rule->o->encoding);
+  CPU_REQUIRE(begin_rule != NULL, "no rule makes this encoding");
+  clear_padding(rule->o);
+  begin_rule(d, rule, source);
 }
 
 /* Tiles: both views have the same codes and scales. */
 static bool twins(const struct operand *row, const struct operand *column) {
   return row && column && encoding_equal(&row->encoding, &column->encoding) &&
          (row->encoding.block == BLOCK_2D16 || row->encoding.block == BLOCK_2D32);
+}
+
+/* Those whose scale is of a tensor. */
+static const struct operand *of_tensor(const struct operand *o) {
+  const bool is = o && (o->encoding.scale == SCALE_TENSOR || o->encoding.scale == SCALE_TENSOR_4OVER6);
+  return is ? o : NULL;
 }
 
 void whole_quantise(struct device *d, const struct emission *out, const struct matrix *source) {
@@ -100,10 +100,21 @@ void whole_quantise(struct device *d, const struct emission *out, const struct m
   if (row) emit_check_operand(out, row, VIEW_ROW, source->rows, source->cols);
   if (column) emit_check_operand(out, column, VIEW_COLUMN, source->rows, source->cols);
   if (source->rows == 0) return;
-  if (twins(row, column)) {
-    make(d, out, row, column, source);
-    return;
+  struct quantise_counts ignored[2] = {{0}}, *counts = out->counts ? out->counts : ignored;
+  const bool twin = twins(row, column);
+  struct draw draw[2] = {out->draw, out->draw};
+  draw[VIEW_COLUMN].operand += DRAW_COLUMN;
+  uint16_t amax[2] = {0};
+  view_amaxes(cpu_of(d), of_tensor(row), twin ? NULL : of_tensor(column), source, amax);
+  struct panel_rule rules[2];
+  int n = 0;
+  for (int v = 0; v < 2; v++) {
+    const struct operand *o = v == VIEW_ROW ? row : column, *done = twin && v == VIEW_COLUMN ? row : NULL;
+    if (!o) continue;
+    rules[n] = (struct panel_rule){.o = o, .done = done, .counts = &counts[v], .amax = amax[done ? VIEW_ROW : v]};
+    if (o->encoding.rounding == ROUND_STOCHASTIC && !done) rules[n].draw = &draw[v];
+    begin(cpu_of(d), &rules[n], source);
+    n += rules[n].visit != NULL;
   }
-  if (row) make(d, out, row, NULL, source);
-  if (column) make(d, out, column, NULL, source);
+  if (n > 0) panels_visit(cpu_of(d), rules, n, source);
 }

@@ -66,36 +66,54 @@ void panel_store(uint8_t *codes, int64_t row_bytes, int64_t rows, const uint16_t
 /* A panel in `from` with rows and columns of each of its 16x16 tiles exchanged. */
 void panel_turn_tiles(uint16_t *to, const uint16_t *from, int64_t cols);
 
-/* Calls visit with every panel of a view (of bits, what lies beyond the panel's
- * cols is anything), tasks spread over the threads; what it adds to its counts
- * comes to *counts (NULL: nowhere). */
-typedef void panel_visit(void *rule, const uint16_t *bits, const struct panel *p, struct quantise_counts *counts);
-void panels_visit(struct cpu_device *d, const struct operand *o, const struct matrix *source, panel_visit *visit,
-                  void *rule, struct quantise_counts *counts);
+/* How a view is made panel by panel.  visit is called with every panel (of bits, what
+ * lies beyond the panel's cols is anything); what it adds to its counts comes to
+ * *counts (NULL: nowhere). */
+struct panel_rule;
+typedef void panel_visit(const struct panel_rule *rule, const uint16_t *bits, const struct panel *p,
+                         struct quantise_counts *counts);
+
+struct nvfp4_factor {
+  float encode, decode; /* S and D */
+  float outer;          /* A */
+};
+
+struct panel_rule {
+  const struct operand *o, *done; /* done: the other view of the same 2D tiles, where its tiles are made first */
+  const struct draw *draw;        /* NULL unless o rounds stochastically */
+  struct quantise_counts *counts;
+  uint16_t amax; /* the whole view's, where the scale is of a tensor */
+  panel_visit *visit;
+  struct nvfp4_factor factor; /* of what one factor a view makes */
+  void *context;
+};
+
+/* One walk over the source for n = 1 or 2 views of it: those of 128x128 elements are
+ * visited one after the other, tasks spread over the threads. */
+void panels_visit(struct cpu_device *d, const struct panel_rule *rules, int n, const struct matrix *source);
 
 /* Largest magnitudes, as BF16 bits without sign, compared as integers: a NaN
  * counts above infinity.  Of a panel; of each 16 elements along its rows, at
  * amax[place * PANEL_ROWS + row]; of elements [rows][cols] `stride` apart, for
- * a column view after its transform (rows are a multiple of its width); of a whole
- * view after its transform. */
+ * a column view after its transform (rows are a multiple of its width); of whole
+ * views after their transforms, in one walk (NULL: neither looked at nor set). */
 uint16_t panel_amax(const uint16_t *bits, const struct panel *p);
 void panel_amax_of_16(uint16_t *amax, const uint16_t *bits, int64_t places);
 uint16_t amax_of_source(const uint16_t *z, int64_t stride, int64_t rows, int64_t cols, enum hadamard columns);
-uint16_t view_amax(struct cpu_device *d, const struct operand *o, const struct matrix *source);
+void view_amaxes(struct cpu_device *d, const struct operand *row, const struct operand *column,
+                 const struct matrix *source, uint16_t amax[2]);
 
 /* Raises counts->amax to the panel's largest finite magnitude; amax: its largest. */
 void panel_count_amax(struct quantise_counts *counts, uint32_t amax, const uint16_t *bits, const struct panel *p);
 
 /* ---- the rules: one file each ---------------------------------------------- */
 
-/* `o` is quantised; `twin` (may be NULL) is the other view of the same 2D tiles
- * and gets the same codes and scales, transposed. draw: NULL unless o rounds
- * stochastically.  Each gives every byte of codes, scales and outer
- * factors (the scales' padding is zero already). Work is spread over the
- * device's threads.  Scratch is not theirs: the source may stand in it. */
-typedef void whole_rule(struct cpu_device *d, const struct operand *o, const struct operand *twin,
-                        const struct matrix *source, const struct draw *draw, struct quantise_counts *counts,
-                        struct quantise_counts *twin_counts);
+/* Makes rule->o at once, or sets rule->visit and what that needs, by which all its
+ * panels are then made.  A view with `done` gets the same codes and scales, transposed.
+ * Each gives every byte of codes, scales and outer factors (the scales' padding is
+ * zero already). Work is spread over the device's threads.  Scratch is not theirs: the
+ * source may stand in it. */
+typedef void whole_rule(struct cpu_device *d, struct panel_rule *rule, const struct matrix *source);
 
 whole_rule nvfp4_quantise; /* nvfp4.c: SCALE_TENSOR, SCALE_TENSOR_4OVER6; 1x16 and 2D16 */
 whole_rule nvfp4_local_quantise; /* nvfp4_local.c: LC-F, LC-P2; 1x16 and 2D16 with common outers */
