@@ -68,7 +68,8 @@ static inline struct operand quantised(struct cpu_device *d, const struct matrix
                                 struct quantise_counts *counts) {
   struct operand o = view == VIEW_ROW ? operand_new(e, view, m->rows, m->cols, strip, segment)
                                       : operand_new(e, view, m->cols, m->rows, strip, segment);
-  nvfp4_local_quantise(d, &o, NULL, m, e.rounding == ROUND_STOCHASTIC ? draw : NULL, counts, NULL);
+  struct panel_rule rule = {.o = &o, .draw = e.rounding == ROUND_STOCHASTIC ? draw : NULL, .counts = counts};
+  nvfp4_local_quantise(d, &rule, m);
   return o;
 }
 
