@@ -14,11 +14,16 @@ CPU_CLONES static uint16_t amax_of_rows(const uint16_t *z, int64_t stride, int64
   uint16_t lane[LANES] = {0}, amax = 0;
   for (int64_t r = 0; r < rows; r++, z += stride) {
     int64_t c = 0;
-    for (; c + LANES <= cols; c += LANES)
+    for (; c + LANES <= cols; c += LANES) {
+      if (stride > cols) { /* a piece of rows: the next one beside it */
+        __builtin_prefetch(z + cols + c, 0, 2);
+        __builtin_prefetch(z + cols + c + LANES / 2, 0, 2);
+      }
       for (int l = 0; l < LANES; l++) {
         const uint16_t a = z[c + l] & 0x7FFF;
         lane[l] = a > lane[l] ? a : lane[l];
       }
+    }
     for (; c < cols; c++) {
       const uint16_t a = z[c] & 0x7FFF;
       amax = a > amax ? a : amax;

@@ -35,13 +35,19 @@ struct job {
   const struct draw *draw;
   struct quantise_counts *counts;
   int64_t strip, segment; /* o's; all rows, all columns where it says 0 */
-  int64_t segments;
+  int64_t segments, outers;
   int64_t chunks, chunks_across; /* of a (strip, segment); those at far edges may have nothing in them */
 };
 
 static int64_t smallest(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- chunks -------------------------------------------------------------------- */
+
+/* The index-th chunk as the source lies: for a column view one of each outer factor, then
+ * the next of each. */
+static int64_t in_order(const struct job *j, int64_t index) {
+  return j->o->view == VIEW_ROW ? index : index % j->outers * j->chunks + index / j->outers;
+}
 
 /* Chunk `index`, the chunks of one outer factor following each other; false: there is nothing. */
 static bool chunk_at(const struct job *j, int64_t index, struct panel *chunk) {
@@ -84,7 +90,7 @@ static void find_amax(void *context, int64_t index, int worker) {
   const struct job *j = context;
   const enum hadamard h = j->o->encoding.hadamard;
   struct panel chunk;
-  if (!chunk_at(j, index, &chunk)) return;
+  if (!chunk_at(j, in_order(j, index), &chunk)) return;
   uint16_t amax = 0;
   if (h == HADAMARD_NONE || j->o->view == VIEW_COLUMN) {
     int64_t rows, cols;
@@ -144,6 +150,7 @@ static void encode_chunk(void *context, int64_t index, int worker) {
   const struct operand *o = j->o;
   const enum scale_rule rule = o->encoding.scale;
   struct panel at;
+  index = in_order(j, index);
   if (!chunk_at(j, index, &at)) return;
   const uint16_t amax = kept_amax(o, &at);
   const bool lifted = rule == SCALE_LOCAL_POW2 && amax > 0 && amax < BITS_SMALL;
@@ -172,7 +179,7 @@ static void encode_chunk(void *context, int64_t index, int worker) {
   if (j->counts) cpu_counts_add(j->counts, &counts);
 }
 
-/* All passes of one outer factor. */
+/* All passes of one outer factor of a row view. */
 static void quantise_strip(void *context, int64_t index, int worker) {
   const struct job *j = context;
   for (int64_t k = index * j->chunks; k < (index + 1) * j->chunks; k++) find_amax(context, k, worker);
@@ -207,8 +214,8 @@ void nvfp4_local_quantise(struct cpu_device *d, struct panel_rule *rule, const s
   j.chunks_across = ceil_div(j.segment, CHUNK);
   j.chunks = ceil_div(j.strip, CHUNK) * j.chunks_across;
   check(&j);
-  const int64_t outers = ceil_div(o->rows, j.strip) * j.segments;
-  if (outers >= 4 * threads_count(d->threads)) { /* then a strip is read from memory once */
+  const int64_t outers = j.outers = ceil_div(o->rows, j.strip) * j.segments;
+  if (o->view == VIEW_ROW && outers >= 4 * threads_count(d->threads)) { /* then a strip is read from memory once */
     threads_run(d->threads, outers, quantise_strip, &j);
     return;
   }
