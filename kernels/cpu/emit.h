@@ -4,8 +4,8 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* As cpu_emit_strip; `strip` holds the rows, FP32 or BF16, without a gap
- * (scratch is used for FP32 only). */
+/* As cpu_emit_strip; `strip` holds the rows, FP32 or BF16, without a gap (scratch is
+ * used for FP32 only).  It may be several strips: a multiple of CPU_STRIP rows. */
 void cpu_emit_matrix_strip(const struct emission *out, int64_t source_rows, int64_t first_row,
                            const struct matrix *strip, struct quantise_counts *counts, void *scratch);
 

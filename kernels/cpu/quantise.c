@@ -5,7 +5,7 @@
 #include "kernels/cpu/emit.h"
 #include "kernels/cpu/whole.h"
 
-enum { TALL = 4 * CPU_STRIP };
+enum { TALL = 4 * CPU_STRIP }; /* rows whose codes in a column view fill a cache line */
 
 struct job {
   const struct emission *out; /* what strips write */
