@@ -215,9 +215,11 @@ def test_usr1():
         job.wait_for(r"(?s)saved.*saved")
         job.process.send_signal(signal.SIGUSR2)
         job.end(60).expect(PREEMPTED)
-        steps = place.steps(name)
-        check(len(steps) == 3 and steps[0] == first, f"steps {steps}, the first signal at {first}")
-        check([r["update"] for r in place.lines(name, "checkpoint")] == steps, "the saves are on record")
+        saves = [r["update"] for r in place.lines(name, "checkpoint")]
+        # Ranks that get one signal in two updates save in both.
+        asked = [u for u in saves if np == 0 or u - 1 not in saves or u == saves[-1]]
+        check(len(asked) == 3 and saves[0] == first, f"saved in {saves}, the first signal at {first}")
+        check(place.steps(name) == saves[-len(place.steps(name)):], f"the last saves {saves} are there: {place.steps(name)}")
 
 
 def test_signal_at_the_start():
