@@ -11,34 +11,29 @@ static uint32_t magnitude(uint32_t bits) { return bits & 0x7FFFu; }
 
 /* ---- rows ------------------------------------------------------------------ */
 
-static CPU_CLONES void e4m3_row(uint8_t *restrict code, const uint16_t *restrict bits, int64_t n, float lift,
-                                struct quantise_counts *counts) {
+ATTENTION_INLINE void byte_row(uint8_t *restrict code, const uint16_t *restrict bits, int64_t n, float lift,
+                               struct quantise_counts *counts, uint32_t (*encode)(float, float), float most) {
   uint32_t saturated = 0, underflowed = 0;
   for (int64_t i = 0; i < n; i++) {
     float x = bf16_decode(bits[i]);
-    uint32_t c = attention_e4m3(x, lift);
+    uint32_t c = encode(x, lift);
     code[i] = (uint8_t)c;
-    saturated += f32_bits(x * lift) << 1 > f32_bits(448.0f) << 1;
-    underflowed += (c & 0x7Fu) == 0u && (bits[i] & 0x7FFFu) != 0u;
+    saturated += f32_bits(x * lift) << 1 > f32_bits(most) << 1;
+    underflowed += (c & 0x7Fu) == 0u && magnitude(bits[i]) != 0u;
   }
   counts->elements += n;
   counts->saturated += saturated;
   counts->underflowed += underflowed;
 }
 
+static CPU_CLONES void e4m3_row(uint8_t *restrict code, const uint16_t *restrict bits, int64_t n, float lift,
+                                struct quantise_counts *counts) {
+  byte_row(code, bits, n, lift, counts, attention_e4m3, 448.0f);
+}
+
 static CPU_CLONES void e5m2_row(uint8_t *restrict code, const uint16_t *restrict bits, int64_t n, float lift,
                                 struct quantise_counts *counts) {
-  uint32_t saturated = 0, underflowed = 0;
-  for (int64_t i = 0; i < n; i++) {
-    float x = bf16_decode(bits[i]);
-    uint32_t c = attention_e5m2(x, lift);
-    code[i] = (uint8_t)c;
-    saturated += f32_bits(x * lift) << 1 > f32_bits(57344.0f) << 1;
-    underflowed += (c & 0x7Fu) == 0u && (bits[i] & 0x7FFFu) != 0u;
-  }
-  counts->elements += n;
-  counts->saturated += saturated;
-  counts->underflowed += underflowed;
+  byte_row(code, bits, n, lift, counts, attention_e5m2, 57344.0f);
 }
 
 static uint32_t largest(const uint16_t *bits, int64_t n) {
