@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "data/source.h"
 
 /* ---- tokenizer: bytes -------------------------------------------------- */
 /* 256 byte values, then <|begin_of_text|> = 256 and <|end_of_text|> = 257. */
@@ -27,12 +28,6 @@ int64_t tokenizer_bytes_encode(const void *text, int64_t bytes, int32_t *ids);
 int tokenizer_bytes_decode(int32_t id, char out[8]);
 
 /* ---- preparing a stream ------------------------------------------------ */
-struct data_source {
-  const char *path; /* a text file (.txt, .md, .rst; also .gz), or a folder searched for them:
-                     * all levels, in byte order of names, leaving out names that begin with a
-                     * dot and links to folders */
-};
-
 struct data_prepare {
   const struct data_source *sources;
   int n_sources;

@@ -56,9 +56,15 @@ static void put_forty(const char *folder) {
   }
 }
 
+static struct data_source source_at(const char *path) {
+  struct data_source s = {.max_repetition = 1, .bos = -1, .eos = -1};
+  snprintf(s.path, sizeof s.path, "%s", at(path));
+  return s;
+}
+
 static bool prepare(const char *source, uint64_t seed, double fraction, struct data_prepared *done,
                     struct error *e) {
-  struct data_source s = {at(source)};
+  struct data_source s = source_at(source);
   struct data_prepare p = {&s, 1, train, validation, fraction, seed};
   memset(e, 0, sizeof *e);
   return data_prepare(&p, done, e);
@@ -249,7 +255,7 @@ TEST(several_sources) {
   put("one/a.txt", "first", 5);
   put("two.md", "second", 6);
   put("three/x/y.rst", "third", 5);
-  struct data_source s[] = {{at("one/")}, {at("two.md")}, {at("three")}};
+  struct data_source s[] = {source_at("one/"), source_at("two.md"), source_at("three")};
   struct data_prepare p = {s, 3, train, validation, 0.5, 4};
   struct data_prepared done;
   struct error e = {0};
@@ -263,7 +269,7 @@ TEST(several_sources) {
 TEST(without_validation) {
   reset();
   put_forty("in");
-  struct data_source s = {at("in")};
+  struct data_source s = source_at("in");
   struct data_prepare p = {&s, 1, train, NULL, 0, 4};
   struct data_prepared done;
   struct error e = {0};
@@ -349,7 +355,7 @@ TEST(unusable_targets) {
   put_forty("in");
   struct data_prepared done;
   struct error e;
-  struct data_source s = {at("in")};
+  struct data_source s = source_at("in");
   struct data_prepare p = {&s, 1, train, validation, 0.3, 1};
   p.validation_path = train;
   CHECK(!data_prepare(&p, &done, &e) && mentions(&e, "same path"));

@@ -24,7 +24,7 @@ static bool same(const struct config *a, const struct config *b) {
     if (r->span[i].first != s->span[i].first || r->span[i].last != s->span[i].last || r->span[i].sites != s->span[i].sites) return false;
     if (!same_linear(&r->span[i].linear, &s->span[i].linear)) return false;
   }
-  return a->data.n_sources == b->data.n_sources && strcmp(a->route_name, b->route_name) == 0;
+  return memcmp(&a->data, &b->data, sizeof a->data) == 0 && strcmp(a->route_name, b->route_name) == 0;
 }
 
 static double odd_double(void) { return (double)(1 + draw(1u << 30)) / (double)(3 + draw(1u << 30)) * 1e-3; }
@@ -66,6 +66,7 @@ TEST(round_trip) {
     SET("model.norm_eps=%.17g", odd_double() / 1e6 + 1e-12);
     if (draw(2)) SET("model.rope_scaling=none");
     if (draw(2)) SET("data.sources=a.txt,%s", "some folder/b");
+    if (draw(2)) SET("data.skip=%d-%d,%d", (int)draw(9), 9 + (int)draw(9), 18 + (int)draw(100));
     SET("route=%s", routes[draw((uint64_t)n_routes)]);
     SET("fault=nan@%d/1", (int)draw(100));
 #undef SET

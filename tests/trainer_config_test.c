@@ -58,11 +58,68 @@ TEST(values_of_each_kind) {
   CHECK_EQ_I64(config.model.shape.head_dim, 24);
   CHECK(config.model.shape.norm_eps == 1e-5 && config.model.shape.rope_theta == 500000);
   CHECK_EQ_I64(config.data.n_sources, 2);
-  CHECK_STR(config.data.sources[0], "a, b.txt");
+  CHECK_STR(config.data.source[0].path, "a, b.txt");
   CHECK_STR(config.data.validation, "v\"w");
   CHECK(!config.train.master);
   CHECK_EQ_I64(config.train.recompute, RECOMPUTE_EVERY_NTH);
   CHECK_EQ_I64(config.optimizer.schedule, SCHEDULE_WSD);
+}
+
+#define DATA(...) "model: {preset: tiny}\ndata:\n  train: t\n" __VA_ARGS__
+
+TEST(sources) {
+  CHECK(parse(DATA("  sources:\n    - a\n    - {path: x/a/, weight: 0}\n    - {path: ' +', format: raw-u16, eos: 7}\n"
+                   "    - {path: /, name: a-3}\n  skip: [10-19, 25]\n"), NULL, 0));
+  CHECK_STR(failure.message, "");
+  CHECK_EQ_I64(config.data.n_sources, 4);
+  static const char *const names[] = {"a", "a-2", "__", "a-3"};
+  for (int i = 0; i < 4; i++) CHECK_STR(config.data.source[i].name, names[i]);
+  CHECK(config.data.source[2].format == DATA_RAW_U16 && config.data.source[2].eos == 7 && config.data.source[2].bos == -1);
+  CHECK(config.data.source[0].max_repetition == 1);
+  CHECK_STR(config.data.source[0].text_key, "text");
+  CHECK_EQ_I64(config.data.n_skips, 2);
+  CHECK(config.data.skip[0].range[0] == 10 && config.data.skip[0].range[1] == 19 && config.data.skip[1].range[0] == 25 &&
+        config.data.skip[1].range[1] == 25);
+  CHECK(parse(DATA("  sources: [a, b]\n  stages: [{at: 0, weights: [1, 0]}, {at: 1e9, weights: [0.25, 0.75]}]\n"), NULL, 0));
+  CHECK_EQ_I64(config.data.n_stages, 2);
+  CHECK(config.data.stage[1].at == 1000000000 && config.data.stage[1].weight[1] == 0.75 && config.data.stage[1].n_weights == 2);
+  const char *const sets[] = {"data.skip=3-4,9", "data.sources=q", "data.stages="};
+  CHECK(parse(DATA("  sources: [a, b]\n  stages: [{at: 0, weights: [1, 0]}]\n"), sets, 3));
+  CHECK(config.data.n_sources == 1 && config.data.n_stages == 0 && config.data.n_skips == 2 && config.data.skip[1].range[0] == 9);
+}
+
+static const struct {
+  const char *text, *problem;
+} broken_sources[] = {
+    {DATA("  sources: [{name: x}]\n"), "cfg.yaml:4:13: data.sources[1].path: is missing"},
+    {DATA("  sources: [a, {path: b, wieght: 1}]\n"), "cfg.yaml:4:26: data.sources[2].wieght: unknown key"},
+    {DATA("  sources: [{path: b, weight: -1}]\n"), "cfg.yaml:4:31: data.sources[1].weight: '-1' is out of range"},
+    {DATA("  sources: [{path: b, max_repetition: 0}]\n"), "cfg.yaml:4:39: data.sources[1].max_repetition: '0' is out of range"},
+    {DATA("  sources: [{path: b, format: arrow}]\n"), "cfg.yaml:4:31: data.sources[1].format: 'arrow' is not one of: auto, text"},
+    {DATA("  sources: [{path: b, name: x}, {path: c, name: x}]\n"), "cfg.yaml:4:12: data.sources: two sources are called x"},
+    {DATA("  sources: [{path: b, weight: 1}, c]\n"), "cfg.yaml:4:12: data.sources: c has no weight, others have"},
+    {DATA("  sources: [{path: b, weight: 1}]\n  stages: [{at: 0, weights: [1]}]\n"), "cfg.yaml:5:11: data.stages: stand in place of"},
+    {DATA("  sources: [b]\n  stages: [{at: 0, weights: [1, 2]}]\n"), "cfg.yaml:5:11: data.stages: stage 1 has 2 weights for 1 sources"},
+    {DATA("  sources: [b]\n  stages: [{at: 0, weights: [0]}]\n"), "cfg.yaml:5:11: data.stages: stage 1 gives no source a weight"},
+    {DATA("  sources: [b]\n  stages: [{at: 5, weights: [1]}]\n"), "cfg.yaml:5:11: data.stages: stage 1 begins at 5 tokens"},
+    {DATA("  sources: [b]\n  stages: [{weights: [1]}]\n"), "cfg.yaml:5:12: data.stages[1].at: is missing"},
+    {DATA("  sources: [b]\n  stages: [{at: 0, weights: 1}]\n"), "cfg.yaml:5:29: data.stages[1].weights: a list is wanted, not a single value"},
+    {DATA("  sources: [b]\n  stages: [{at: 0, weights: [x]}]\n"), "cfg.yaml:5:30: data.stages[1].weights: 'x' is not a number"},
+    {DATA("  sources: [b]\n  stages: [1]\n"), "cfg.yaml:5:12: data.stages[1]: a mapping is wanted, not a single value"},
+    {DATA("  skip: [5-3]\n"), "cfg.yaml:4:10: data.skip[1]: '5-3': the first is above the last"},
+    {DATA("  skip: [3-]\n"), "cfg.yaml:4:10: data.skip[1]: '3-' is neither FIRST-LAST nor a number"},
+    {DATA("  skip: [99999999999999999999-]\n"), "cfg.yaml:4:10: data.skip[1]: '99999999999999999999-' is neither"},
+    {DATA("  skip: [99999999999999999999]\n"), "cfg.yaml:4:10: data.skip[1]: '99999999999999999999' does not fit 64 bits"},
+    {DATA("  skip: [3-9, 9-12]\n"), "cfg.yaml:4:9: data.skip: 9-12 does not come after 3-9"},
+    {DATA("  tokenizer: ''\n"), "cfg.yaml:4:14: data.tokenizer: is empty"},
+};
+
+TEST(broken_sources) {
+  for (size_t i = 0; i < sizeof broken_sources / sizeof *broken_sources; i++) {
+    CHECK(!parse(broken_sources[i].text, NULL, 0));
+    if (lines(failure.message) != 1 || strncmp(failure.message, broken_sources[i].problem, strlen(broken_sources[i].problem)) != 0)
+      FAIL("%s: got\n%s\nexpected\n%s", broken_sources[i].text, failure.message, broken_sources[i].problem);
+  }
 }
 
 TEST(presets) {
@@ -188,7 +245,7 @@ TEST(set) {
   CHECK(config.optimizer.lr == 1e-3);
   CHECK_EQ_I64(config.train.updates, 5);
   CHECK_EQ_I64(config.data.n_sources, 2);
-  CHECK_STR(config.data.sources[1], "b c");
+  CHECK_STR(config.data.source[1].path, "b c");
   CHECK_STR(config.route.name, "fp32");
   CHECK_STR(config.run.folder, "runs/x");
   CHECK_STR(config.data.validation, "v=w");
@@ -363,7 +420,7 @@ static const struct {
     {"model: {preset: tiny, rope_scaling: linear}\ndata: {train: t}\n", "cfg.yaml:1:37: model.rope_scaling: 'linear': a mapping of its keys is wanted, or none"},
     {"model: {preset: tiny}\ndata: {train: t, validation: t}\n", "cfg.yaml:2:30: data.validation: is the same file as data.train"},
     {"model: {preset: tiny}\ndata: {train: t, sources: a.txt}\n", "cfg.yaml:2:27: data.sources: a list is wanted, not a single value"},
-    {"model: {preset: tiny}\ndata: {train: t, sources: [a, [b]]}\n", "cfg.yaml:2:31: data.sources: an item must be a single value, not a list"},
+    {"model: {preset: tiny}\ndata: {train: t, sources: [a, [b]]}\n", "cfg.yaml:2:31: data.sources[2]: a mapping or a path is wanted, not a list"},
     {"model: {preset: tiny}\ndata: {train: t, sources: [a, ]}\ndata: {}\n", "cfg.yaml:3:1: data: given twice; first in line 2"},
     {"data: {train: t}\n", "cfg.yaml: model.vocab_size: is missing: give it, or model.preset"},
 };
@@ -380,14 +437,14 @@ TEST(refused_files) {
 TEST(all_at_once) {
   const char *const sets[] = {"train.updates=x", "nope=1"};
   CHECK(!parse("model: {preset: tiny, n_layers: zero}\n"
-               "data: {train: t, tokenizer: bpe}\n"
+               "data: {train: t, dedup: fuzzy}\n"
                "route: nvfp5\n"
                "optimizer: {lr: abc, beta1: 2, schedule: wdc}\n"
                "train: {global_batch: 9, local_batch: 2}\n"
                "colour: red\n", sets, 2));
   CHECK_STR(failure.message,
             "cfg.yaml:1:33: model.n_layers: 'zero' is not a number; an integer is wanted\n"
-            "cfg.yaml:2:29: data.tokenizer: 'bpe' is not one of: bytes\n"
+            "cfg.yaml:2:25: data.dedup: 'fuzzy' is not one of: none, exact, minhash\n"
             "cfg.yaml:4:17: optimizer.lr: 'abc' is not a number; a number is wanted\n"
             "cfg.yaml:4:29: optimizer.beta1: '2' is out of range: >= 0, < 1\n"
             "cfg.yaml:4:42: optimizer.schedule: 'wdc' is not one of: constant, cosine, wsd\n"
@@ -426,6 +483,8 @@ int main(void) {
   RUN(defaults);
   RUN(numbers);
   RUN(values_of_each_kind);
+  RUN(sources);
+  RUN(broken_sources);
   RUN(presets);
   RUN(route_mappings);
   RUN(set);

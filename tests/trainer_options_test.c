@@ -30,7 +30,7 @@ TEST(documentation) {
     if (strcmp(line, "## Top level") == 0) section[0] = 0;
     if (sscanf(line, "| `%63[^`]` | %199[^|]| %99[^|]|", key, type, fallback) != 3) continue;
     keys++;
-    if (strncmp(section, "route", 5) == 0) continue; /* `route_mappings` has them */
+    if (strncmp(section, "route", 5) == 0 || strstr(section, "[]")) continue; /* trainer_config_test.c has them */
     char *value = fallback;
     if (value[0] == '`') {
       value++;
@@ -67,6 +67,9 @@ TEST(tables) {
     struct config c;
     struct route_draft r;
     struct span_draft s;
+    struct data_source source;
+    struct data_stage stage;
+    struct data_skip skip;
   } base;
   char why[OPTION_WHY];
   CHECK(option_section_number <= OPTION_SECTIONS);

@@ -37,9 +37,7 @@ static bool existing(const struct config *c, const char *path, struct error *e) 
 static bool prepare(const struct config *c, struct error *e) {
   if (c->data.n_sources == 0) return error_set(e, ERROR_CONFIG, "data.sources is empty: nothing to prepare from");
   bool validate = c->data.validation[0] != 0;
-  struct data_source sources[CONFIG_SOURCES];
-  for (int64_t i = 0; i < c->data.n_sources; i++) sources[i].path = c->data.sources[i];
-  struct data_prepare p = {.sources = sources,
+  struct data_prepare p = {.sources = c->data.source,
                            .n_sources = (int)c->data.n_sources,
                            .train_path = c->data.train,
                            .validation_path = validate ? c->data.validation : NULL,

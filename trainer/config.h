@@ -12,9 +12,10 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "data/source.h"
 #include "model/model.h"
 
-enum { CONFIG_TEXT = 512, CONFIG_SOURCES = 32 };
+enum { CONFIG_TEXT = 512 };
 
 enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_WSD };
 enum divergence_policy { DIVERGENCE_RECORD, DIVERGENCE_HALT, DIVERGENCE_SKIP };
@@ -39,14 +40,28 @@ struct config {
   struct route route; /* resolved against model.shape.n_layers */
 
   struct {
-    char sources[CONFIG_SOURCES][CONFIG_TEXT]; /* text files or folders, for `prepare` */
+    struct data_source source[DATA_SOURCES]; /* what `prepare` and `index` read */
     int64_t n_sources;
-    char train[CONFIG_TEXT]; /* streams */
+    struct data_stage stage[DATA_STAGES]; /* none: the sources' own weights throughout */
+    int64_t n_stages;
+    int64_t tokens;          /* length of the training stream; 0 = what the sources give */
+    char train[CONFIG_TEXT]; /* token streams or indexes */
     char validation[CONFIG_TEXT];
     double validation_fraction;
     int64_t seed;
+    bool shuffle_documents, shuffle_samples;
+    struct data_skip skip[DATA_SKIPS]; /* samples of the order left out, ascending */
+    int64_t n_skips;
     bool allow_change; /* resume with another stream digest */
-    char tokenizer[32]; /* "bytes" */
+    char tokenizer[CONFIG_TEXT]; /* "bytes" or a file */
+    bool bos, eos;               /* put round each document by `prepare` */
+    enum data_invalid_utf8 invalid_utf8;
+    enum data_dedup dedup;
+    double minhash_threshold;
+    bool overlap_report;
+    int64_t prepare_memory; /* bytes */
+    enum data_boundary boundary;
+    enum data_attention attention;
   } data;
 
   struct {

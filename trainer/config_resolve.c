@@ -220,6 +220,78 @@ static void check_schedule(struct config_loader *l) {
 
 /* ---- data, validation, faults ---------------------------------------------- */
 
+static bool name_taken(const struct config *c, int64_t before, const char *name) {
+  for (int64_t i = 0; i < before; i++)
+    if (strcmp(c->data.source[i].name, name) == 0) return true;
+  return false;
+}
+
+/* The last part of the path, letters that no name may have as _, with a number where it is taken. */
+static void name_source(struct config *c, int64_t at) {
+  struct data_source *s = &c->data.source[at];
+  size_t end = strlen(s->path);
+  while (end > 1 && s->path[end - 1] == '/') end--;
+  size_t from = end;
+  while (from > 0 && s->path[from - 1] != '/') from--;
+  char stem[DATA_NAME - 4] = "source";
+  size_t n = 0;
+  for (size_t i = from; i < end && n + 1 < sizeof stem; i++) {
+    const char x = s->path[i];
+    const bool plain = (x >= 'a' && x <= 'z') || (x >= 'A' && x <= 'Z') || (x >= '0' && x <= '9') || x == '_' ||
+                       (n > 0 && (x == '.' || x == '-'));
+    stem[n++] = plain ? x : '_';
+  }
+  if (n > 0) stem[n] = 0;
+  snprintf(s->name, sizeof s->name, "%s", stem);
+  for (int number = 2; name_taken(c, at, s->name); number++) snprintf(s->name, sizeof s->name, "%s-%d", stem, number);
+}
+
+static void check_sources(struct config_loader *l) {
+  struct config *c = l->config;
+  if (!CONFIG_SOUND(l, "data.sources")) return;
+  int64_t weighted = 0;
+  for (int64_t i = 0; i < c->data.n_sources; i++) {
+    struct data_source *s = &c->data.source[i];
+    weighted += s->weight > 0;
+    if (!s->path[0]) config_problem(l, "data.sources", "the path of source %" PRId64 " is empty", i + 1);
+    if (!s->name[0])
+      name_source(c, i);
+    else if (name_taken(c, i, s->name))
+      config_problem(l, "data.sources", "two sources are called %s", s->name);
+  }
+  if (weighted > 0 && weighted < c->data.n_sources)
+    for (int64_t i = 0; i < c->data.n_sources; i++)
+      if (!(c->data.source[i].weight > 0)) {
+        config_problem(l, "data.sources", "%s has no weight, others have: give one to all or to none", c->data.source[i].name);
+        break;
+      }
+  if (!CONFIG_SOUND(l, "data.stages")) return;
+  if (weighted > 0 && c->data.n_stages > 0)
+    config_problem(l, "data.stages", "stand in place of the sources' weights; leave those out");
+  for (int64_t i = 0; i < c->data.n_stages; i++) {
+    const struct data_stage *s = &c->data.stage[i];
+    double sum = 0;
+    for (int64_t j = 0; j < s->n_weights; j++) sum += s->weight[j];
+    if (s->n_weights != c->data.n_sources)
+      config_problem(l, "data.stages", "stage %" PRId64 " has %" PRId64 " weights for %" PRId64 " sources", i + 1, s->n_weights,
+                     c->data.n_sources);
+    else if (!(sum > 0))
+      config_problem(l, "data.stages", "stage %" PRId64 " gives no source a weight", i + 1);
+    if (i == 0 ? s->at != 0 : s->at <= c->data.stage[i - 1].at)
+      config_problem(l, "data.stages", "stage %" PRId64 " begins at %" PRId64 " tokens: the first begins at 0, each later one after the one before",
+                     i + 1, s->at);
+  }
+}
+
+static void check_skips(struct config_loader *l) {
+  const struct config *c = l->config;
+  if (!CONFIG_SOUND(l, "data.skip")) return;
+  for (int64_t i = 1; i < c->data.n_skips; i++)
+    if (c->data.skip[i].range[0] <= c->data.skip[i - 1].range[1])
+      config_problem(l, "data.skip", "%" PRId64 "-%" PRId64 " does not come after %" PRId64 "-%" PRId64 ": give ascending ranges",
+                     c->data.skip[i].range[0], c->data.skip[i].range[1], c->data.skip[i - 1].range[0], c->data.skip[i - 1].range[1]);
+}
+
 static void check_data(struct config_loader *l, bool model_good) {
   const struct config *c = l->config;
   if (CONFIG_SOUND(l, "data.train") && !c->data.train[0])
@@ -229,6 +301,10 @@ static void check_data(struct config_loader *l, bool model_good) {
   if (CONFIG_SOUND(l, "data.train", "data.validation") && c->data.train[0] &&
       strcmp(c->data.train, c->data.validation) == 0)
     config_problem(l, "data.validation", "is the same file as data.train");
+  check_sources(l);
+  check_skips(l);
+  if (CONFIG_SOUND(l, "data.tokenizer") && !c->data.tokenizer[0])
+    config_problem(l, "data.tokenizer", "is empty: bytes, or a tokenizer's file");
   if (model_good && CONFIG_SOUND(l, "data.tokenizer") && strcmp(c->data.tokenizer, "bytes") == 0 &&
       c->model.shape.vocab_size < TOKENIZER_BYTES_VOCAB)
     config_problem(l, "model.vocab_size", "%" PRId64 " is less than the %d ids of data.tokenizer bytes",

@@ -17,7 +17,7 @@ static const struct option *find(const char *key, const struct option_section **
   size_t length = strcspn(key, ".");
   for (int i = 0; key[length] == '.' && i < option_section_number; i++) {
     const struct option_section *s = &option_sections[i];
-    if (s->base == OPTION_OF_SPAN || strlen(s->name) != length || strncmp(s->name, key, length) != 0) continue;
+    if (s->base == OPTION_OF_ENTRY || strlen(s->name) != length || strncmp(s->name, key, length) != 0) continue;
     *section = s;
     return option_find(s, key + length + 1);
   }
@@ -135,34 +135,45 @@ static void unknown_key(struct config_loader *l, struct origin at, const struct 
 
 static void walk(struct config_loader *l, struct document *d, struct document_node *mapping, struct target *t,
                  const char *path);
+static void take(struct config_loader *l, struct document *d, struct document_node *n, struct target *t,
+                 const struct option *o, const char *label);
 
-static void read_spans(struct config_loader *l, struct document *d, struct document_node *list,
-                       struct option_record *r) {
-  const struct option_section *s = option_section("route.linears[]");
+/* A list of mappings, each against the section of its keys; `single` stands for a mapping of one key. */
+static void read_entries(struct config_loader *l, struct document *d, struct document_node *list, struct target *of,
+                         const struct option *o, const char *name) {
+  const struct option_section *s = option_section(o->entries);
+  const struct option *single = o->single ? option_find(s, o->single) : NULL;
+  struct option_record *r = &of->record[o - of->section->rows];
+  int number = 0;
+  option_list_clear(o, of->base);
   for (struct document_node *n = list->child; n; n = n->next) {
-    char label[32];
-    snprintf(label, sizeof label, "route.linears[%d]", l->route.n_spans + 1);
+    char label[LABEL], why[OPTION_WHY];
+    snprintf(label, sizeof label, "%.*s[%d]", LABEL - 32, name, ++number);
     struct origin at = document_origin(d, n);
-    if (n->kind != DOCUMENT_MAPPING || l->route.n_spans == ROUTE_SPANS) {
+    const bool mapping = n->kind == DOCUMENT_MAPPING, value = single && n->kind == DOCUMENT_SCALAR;
+    void *entry = mapping || value ? option_entry_add(o, of->base, why) : NULL;
+    if (!entry) {
       r->state = OPTION_BROKEN;
       if (n->kind == DOCUMENT_BROKEN) continue;
-      if (n->kind == DOCUMENT_MAPPING) {
-        findings_add(&l->problems, at, label, "more than %d entries", ROUTE_SPANS);
+      if (mapping || value) {
+        findings_add(&l->problems, at, label, "%s", why);
         return;
       }
-      findings_add(&l->problems, at, label, "a mapping is wanted, not %s", document_kind_name(n->kind));
+      findings_add(&l->problems, at, label, "a mapping%s%s is wanted, not %s", single ? " or a " : "", single ? single->key : "",
+                   document_kind_name(n->kind));
       continue;
     }
     struct option_record record[OPTION_ROWS] = {0};
-    struct span_draft *span = &l->route.span[l->route.n_spans++];
-    *span = (struct span_draft){.at = at};
-    struct target t = {.section = s, .base = span, .record = record};
-    snprintf(t.prefix, sizeof t.prefix, "%s.", label);
-    apply_defaults(l, &t);
-    walk(l, d, n, &t, "");
+    struct target t = {.section = s, .base = entry, .record = record};
+    snprintf(t.prefix, sizeof t.prefix, "%.*s.", LABEL - 2, label);
+    if (o->origin) memcpy((char *)entry + o->origin, &at, sizeof at);
+    if (value)
+      take(l, d, n, &t, single, label);
+    else
+      walk(l, d, n, &t, "");
     for (int i = 0; i < s->n_rows; i++) {
       if (record[i].state == OPTION_BROKEN) r->state = OPTION_BROKEN;
-      if (record[i].state != OPTION_DEFAULT || s->rows[i].fallback) continue;
+      if (record[i].state != OPTION_DEFAULT || s->rows[i].fallback || !s->rows[i].fallback_words) continue;
       char key[LABEL + 32];
       snprintf(key, sizeof key, "%s%s", t.prefix, s->rows[i].key);
       findings_add(&l->problems, at, key, "is missing");
@@ -196,27 +207,27 @@ static void take(struct config_loader *l, struct document *d, struct document_no
     read_route(l, d, n);
     return;
   }
-  bool list = o->type == OPTION_TEXTS || o->type == OPTION_SPANS;
+  bool list = o->type == OPTION_NUMBERS || o->type == OPTION_ENTRIES;
   if (n->kind != (list ? DOCUMENT_LIST : DOCUMENT_SCALAR)) {
     snprintf(why, sizeof why, "%s is wanted, not %s", list ? "a list" : o->type == OPTION_NONE ? "a mapping or none" : "a single value",
              document_kind_name(n->kind));
     good = false;
-  } else if (o->type == OPTION_SPANS) {
-    read_spans(l, d, n, r);
+  } else if (o->type == OPTION_ENTRIES) {
+    read_entries(l, d, n, t, o, label);
     return;
-  } else if (o->type == OPTION_TEXTS) {
-    option_texts_clear(o, t->base);
+  } else if (o->type == OPTION_NUMBERS) {
+    option_list_clear(o, t->base);
     for (struct document_node *item = n->child; item && good; item = item->next) {
       at = document_origin(d, item);
       if (item->kind == DOCUMENT_SCALAR) {
-        good = option_texts_add(o, t->base, item->text, why);
+        good = option_number_add(o, t->base, item->text, why);
       } else {
-        snprintf(why, sizeof why, "an item must be a single value, not %s", document_kind_name(item->kind));
+        snprintf(why, sizeof why, "an item must be a number, not %s", document_kind_name(item->kind));
         good = false;
       }
     }
   } else {
-    bool text = o->type == OPTION_TEXT || o->type == OPTION_ROUTE;
+    bool text = o->type == OPTION_TEXT || o->type == OPTION_ROUTE || o->type == OPTION_RANGE;
     char shown[QUOTED];
     if (n->quoted && !text && o->type != OPTION_WORD && o->type != OPTION_CHOICE && o->type != OPTION_NONE) {
       char type[32];
@@ -362,7 +373,7 @@ void config_take_set(struct config_loader *l, const char *set) {
   struct option_record *r = &t.record[o - s->rows];
   *r = (struct option_record){OPTION_GIVEN, at};
   if (!option_parse(o, base_of(l, &t, o), equals + 1, why)) {
-    findings_add(&l->problems, at, key, "%s%s", why, o->type == OPTION_SPANS ? "; give it in a file" : "");
+    findings_add(&l->problems, at, key, "%s%s", why, o->type == OPTION_ENTRIES && !o->single ? "; give it in a file" : "");
     r->state = OPTION_BROKEN;
   }
   keep_group_consistent(&t, o);

@@ -127,6 +127,21 @@ static bool number_parse(const struct option *o, const char *text, double *out, 
   return true;
 }
 
+/* FIRST-LAST or one number. */
+static bool range_parse(const struct option *o, const char *text, int64_t out[2], char why[OPTION_WHY]) {
+  char part[2][24], shown[QUOTED];
+  const size_t first = strspn(text, "0123456789"), dash = text[first] == '-', last = strlen(text + first + dash);
+  text_quote(text, shown);
+  if (first == 0 || (!dash && last > 0) || (dash && last == 0) || first >= sizeof part[0] || last >= sizeof part[1])
+    return no(why, "%s is neither FIRST-LAST nor a number", shown);
+  snprintf(part[0], sizeof part[0], "%.*s", (int)first, text);
+  snprintf(part[1], sizeof part[1], "%s", dash ? text + first + 1 : part[0]);
+  for (int i = 0; i < 2; i++)
+    if (!integer_parse(o, part[i], &out[i], why)) return false;
+  if (out[0] > out[1]) return no(why, "%s: the first is above the last", shown);
+  return true;
+}
+
 /* ---- words and texts ----------------------------------------------------- */
 
 static bool bool_parse(const char *text, bool *out, char why[OPTION_WHY]) {
@@ -252,17 +267,15 @@ bool option_parse(const struct option *o, void *base, const char *text, char why
       memcpy(at, &value, sizeof value);
       return true;
     }
-    case OPTION_TEXTS: { /* comma separated */
-      option_texts_clear(o, base);
-      for (const char *s = text; *s;) {
-        size_t length = strcspn(s, ",");
-        char item[CONFIG_TEXT + 1];
-        snprintf(item, sizeof item, "%.*s", (int)(length < CONFIG_TEXT ? length : CONFIG_TEXT), s);
-        if (!option_texts_add(o, base, item, why)) return false;
-        s += length + (s[length] == ',');
-      }
+    case OPTION_RANGE: {
+      int64_t value[2];
+      if (!range_parse(o, text, value, why)) return false;
+      memcpy(at, value, sizeof value);
       return true;
     }
+    case OPTION_NUMBERS:
+    case OPTION_ENTRIES:
+      return option_list_parse(o, base, text, why);
     case OPTION_ROUTE: { /* by name */
       struct route_draft *draft = base;
       struct option name = {.type = OPTION_TEXT, .size = sizeof draft->name, .name_like = true, .path_like = true};
@@ -272,25 +285,8 @@ bool option_parse(const struct option *o, void *base, const char *text, char why
       text_store(draft->name, sizeof draft->name, text);
       return true;
     }
-    case OPTION_SPANS:
-      return no(why, "a list of mappings is wanted");
   }
   return no(why, "has an unknown type");
-}
-
-bool option_texts_add(const struct option *o, void *base, const char *text, char why[OPTION_WHY]) {
-  struct config *c = base;
-  if (*text == 0) return no(why, "an item is empty");
-  if (c->data.n_sources == CONFIG_SOURCES) return no(why, "more than %d items", CONFIG_SOURCES);
-  if (!text_check(o, text, CONFIG_TEXT, why)) return false;
-  text_store(c->data.sources[c->data.n_sources++], CONFIG_TEXT, text);
-  return true;
-}
-
-void option_texts_clear(const struct option *o, void *base) {
-  struct config *c = base;
-  memset((char *)base + o->offset, 0, o->size);
-  c->data.n_sources = 0;
 }
 
 void option_write_text(const char *text, FILE *out) {
@@ -350,20 +346,19 @@ void option_write(const struct option *o, const void *base, FILE *out) {
     case OPTION_TEXT:
       option_write_text(at, out);
       break;
-    case OPTION_TEXTS: {
-      const struct config *c = base;
-      fputc('[', out);
-      for (int64_t i = 0; i < c->data.n_sources; i++) {
-        if (i > 0) fputs(", ", out);
-        option_write_text(c->data.sources[i], out);
-      }
-      fputc(']', out);
+    case OPTION_RANGE: {
+      int64_t value[2];
+      memcpy(value, at, sizeof value);
+      fprintf(out, "\"%" PRId64 "-%" PRId64 "\"", value[0], value[1]);
       break;
     }
+    case OPTION_NUMBERS:
+    case OPTION_ENTRIES:
+      option_list_write(o, base, out);
+      break;
     case OPTION_NONE:
       fputs("none", out);
       break;
-    case OPTION_SPANS:
     case OPTION_ROUTE:
       break; /* config_dump.c writes routes */
   }
@@ -374,9 +369,13 @@ void option_write(const struct option *o, const void *base, FILE *out) {
 void option_type_text(const struct option *o, char *text, size_t size) {
   static const char *const names[] = {[OPTION_INTEGER] = "integer", [OPTION_NUMBER] = "number", [OPTION_BOOL] = "bool",
                                       [OPTION_WORD] = "word", [OPTION_CHOICE] = "word", [OPTION_TEXT] = "text",
-                                      [OPTION_TEXTS] = "list of texts", [OPTION_NONE] = "mapping or none",
-                                      [OPTION_SPANS] = "list of mappings", [OPTION_ROUTE] = "name or mapping"};
-  snprintf(text, size, "%s", names[o->type]);
+                                      [OPTION_RANGE] = "range", [OPTION_NONE] = "mapping or none",
+                                      [OPTION_NUMBERS] = "list of numbers", [OPTION_ENTRIES] = "list of mappings",
+                                      [OPTION_ROUTE] = "name or mapping"};
+  if (o->type == OPTION_ENTRIES && o->single)
+    snprintf(text, size, "list of mappings or of their `%s`", o->single);
+  else
+    snprintf(text, size, "%s", names[o->type]);
 }
 
 void option_range_text(const struct option *o, char *text, size_t size) {
@@ -401,9 +400,9 @@ void option_range_text(const struct option *o, char *text, size_t size) {
   } else if (o->type == OPTION_TEXT) {
     snprintf(text, size, o->path_like ? "up to %zu letters, digits, . _ - / :" : o->name_like ? "up to %zu letters, digits, . _ -" : "up to %zu bytes",
              o->size - 1);
-  } else if (o->type == OPTION_TEXTS) {
-    snprintf(text, size, "up to %d", CONFIG_SOURCES);
-  } else if (o->type == OPTION_SPANS) {
-    snprintf(text, size, "1 .. %d", ROUTE_SPANS);
+  } else if (o->type == OPTION_RANGE) {
+    snprintf(text, size, "FIRST-LAST");
+  } else if (o->type == OPTION_NUMBERS || o->type == OPTION_ENTRIES) {
+    snprintf(text, size, "up to %zu", o->size / o->each);
   }
 }

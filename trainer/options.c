@@ -19,7 +19,17 @@ static const struct option_word nonfinite_policies[] = {
 static const struct option_word recomputes[] = {
     {"none", RECOMPUTE_NONE}, {"every-nth", RECOMPUTE_EVERY_NTH}, {"all", RECOMPUTE_ALL}, {NULL, 0}};
 static const struct option_word dtypes[] = {{"bf16", DTYPE_BF16}, {"fp32", DTYPE_F32}, {NULL, 0}};
-static const struct option_word tokenizers[] = {{"bytes", 0}, {NULL, 0}};
+static const struct option_word data_formats[] = {
+    {"auto", DATA_AUTO}, {"text", DATA_TEXT}, {"jsonl", DATA_JSONL}, {"megatron", DATA_MEGATRON}, {"llmc", DATA_LLMC},
+    {"raw-u16", DATA_RAW_U16}, {"raw-u32", DATA_RAW_U32}, {"npy", DATA_NPY}, {NULL, 0}};
+static const struct option_word utf8_policies[] = {
+    {"replace", DATA_UTF8_REPLACE}, {"drop", DATA_UTF8_DROP}, {"error", DATA_UTF8_ERROR}, {NULL, 0}};
+static const struct option_word dedups[] = {
+    {"none", DATA_DEDUP_NONE}, {"exact", DATA_DEDUP_EXACT}, {"minhash", DATA_DEDUP_MINHASH}, {NULL, 0}};
+static const struct option_word boundaries[] = {
+    {"predict", DATA_BOUNDARY_PREDICT}, {"mask", DATA_BOUNDARY_MASK}, {NULL, 0}};
+static const struct option_word attentions[] = {
+    {"whole", DATA_ATTENTION_WHOLE}, {"document", DATA_ATTENTION_DOCUMENT}, {NULL, 0}};
 static const struct option_word levels[] = {{"error", 0}, {"warning", 0}, {"info", 0}, {"debug", 0}, {NULL, 0}};
 
 static const struct option top_rows[] = {
@@ -88,22 +98,82 @@ static const struct option model_rows[] = {
      .fallback_words = "the preset's", .unit = "tokens", .help = "Context length that was trained before scaling."},
 };
 
+#define LIST(number, item) .count = offsetof(struct config, number), .each = sizeof(((struct config *)0)->item[0])
 static const struct option data_rows[] = {
-    {.key = "sources", .type = OPTION_TEXTS, IN(data.sources), .fallback = "",
-     .help = "Text files, or folders searched for them, that `fp4d prepare` makes the streams from."},
+    {.key = "sources", .type = OPTION_ENTRIES, IN(data.source), LIST(data.n_sources, data.source), .entries = "data.sources[]",
+     .single = "path", .fallback = "", .help = "What `fp4d prepare` makes a stream of, or `fp4d index` an index (below)."},
+    {.key = "stages", .type = OPTION_ENTRIES, IN(data.stage), LIST(data.n_stages, data.stage), .entries = "data.stages[]",
+     .fallback = "", .help = "Weights of the sources that change along the stream (below), in place of the sources' own."},
+    {.key = "tokens", .type = OPTION_INTEGER, IN(data.tokens), .low = 0, .high = ANY_MAX, .fallback = "0", .unit = "tokens",
+     .help = "The training stream ends with the document that reaches this many. 0: as many as the sources give."},
     {.key = "train", .type = OPTION_TEXT, IN(data.train), .fallback_words = "none: must be given",
-     .help = "Token stream to train on."},
+     .help = "Token stream or index to train on."},
     {.key = "validation", .type = OPTION_TEXT, IN(data.validation), .fallback = "",
-     .help = "Token stream to validate on. Empty: no validation."},
+     .help = "Token stream or index to validate on. Empty: no validation."},
     {.key = "validation_fraction", .type = OPTION_NUMBER, IN(data.validation_fraction), .lower = 0, .upper = 1,
      .upper_open = true, .fallback = "0.01",
-     .help = "Share of documents that `fp4d prepare` keeps for validation."},
+     .help = "Share of documents that are kept for validation, by a hash of their content."},
     {.key = "seed", .type = OPTION_INTEGER, IN(data.seed), .low = 0, .high = ANY_MAX, .fallback = "1",
      .help = "Keys the order of documents and of samples."},
+    {.key = "shuffle_documents", .type = OPTION_BOOL, IN(data.shuffle_documents), .fallback = "true",
+     .help = "Documents in keyed order. false: as they stand in the sources."},
+    {.key = "shuffle_samples", .type = OPTION_BOOL, IN(data.shuffle_samples), .fallback = "false",
+     .help = "Samples in keyed order in the first epoch too. Later epochs always are."},
+    {.key = "skip", .type = OPTION_ENTRIES, IN(data.skip), LIST(data.n_skips, data.skip), .entries = "data.skip[]",
+     .single = "samples", .fallback = "", .help = "Samples of the order that the run leaves out: ranges FIRST-LAST, ascending."},
     {.key = "allow_change", .type = OPTION_BOOL, IN(data.allow_change), .fallback = "false",
      .help = "Resume although the stream's content, train.seq_len or data.seed is another than at the checkpoint."},
-    {.key = "tokenizer", .type = OPTION_CHOICE, IN(data.tokenizer), .words = tokenizers, .fallback = "bytes",
-     .help = "How text becomes token ids; bytes: 256 byte values, begin and end of text."},
+    {.key = "tokenizer", .type = OPTION_TEXT, IN(data.tokenizer), .fallback = "bytes",
+     .help = "How text becomes token ids: bytes (256 byte values, begin and end of text), or a tokenizer's file."},
+    {.key = "bos", .type = OPTION_BOOL, IN(data.bos), .fallback = "true", .help = "`prepare` begins each document with the tokenizer's BOS."},
+    {.key = "eos", .type = OPTION_BOOL, IN(data.eos), .fallback = "true", .help = "`prepare` ends each document with the tokenizer's EOS."},
+    {.key = "invalid_utf8", .type = OPTION_WORD, IN(data.invalid_utf8), .words = utf8_policies, .fallback = "replace",
+     .help = "Bytes that are no UTF-8: become U+FFFD; or the document is dropped; or `prepare` stops. All are counted. The tokenizer bytes takes any."},
+    {.key = "dedup", .type = OPTION_WORD, IN(data.dedup), .words = dedups, .fallback = "exact",
+     .help = "Documents that `prepare` drops: none; those whose text is an earlier one's but for case and white space; near-duplicates as well."},
+    {.key = "minhash_threshold", .type = OPTION_NUMBER, IN(data.minhash_threshold), .lower = 0, .upper = 1, .fallback = "0.75",
+     .help = "dedup minhash: least estimated Jaccard similarity of two documents' word 5-grams."},
+    {.key = "overlap_report", .type = OPTION_BOOL, IN(data.overlap_report), .fallback = "false",
+     .help = "`prepare` measures how many of the training documents share a word 13-gram with validation."},
+    {.key = "prepare_memory", .type = OPTION_INTEGER, IN(data.prepare_memory), .low = 16777216, .high = ANY_MAX,
+     .fallback = "1073741824", .unit = "bytes", .help = "What `prepare` and `index` hold at once of documents; the rest is sorted on the disk."},
+    {.key = "boundary", .type = OPTION_WORD, IN(data.boundary), .words = boundaries, .fallback = "predict",
+     .help = "The target that begins another document: predicted like any, or not counted."},
+    {.key = "attention", .type = OPTION_WORD, IN(data.attention), .words = attentions, .fallback = "whole",
+     .help = "A position attends to the whole sample before it, or to its own document."},
+};
+
+#define SOURCE(member) PLACE(struct data_source, member)
+static const struct option source_rows[] = {
+    {.key = "path", .type = OPTION_TEXT, SOURCE(path), .fallback_words = "none: must be given",
+     .help = "A file, or a folder searched for files of the format."},
+    {.key = "name", .type = OPTION_TEXT, SOURCE(name), .name_like = true, .fallback = "",
+     .help = "What records call the source. Empty: the path's last part."},
+    {.key = "weight", .type = OPTION_NUMBER, SOURCE(weight), .lower = 0, .upper = 1e12, .fallback = "0",
+     .help = "Share of the stream's tokens, to be normalised. 0 in every source: no mixing, every document once."},
+    {.key = "max_repetition", .type = OPTION_NUMBER, SOURCE(max_repetition), .lower = 0, .lower_open = true, .upper = 1e6,
+     .fallback = "1", .help = "With a weight: its tokens are used at most this many times; then the stream ends."},
+    {.key = "format", .type = OPTION_WORD, SOURCE(format), .words = data_formats, .fallback = "auto",
+     .help = "text and jsonl are for `prepare`, the others are token files for `index`. auto: by name and magic."},
+    {.key = "text_key", .type = OPTION_TEXT, SOURCE(text_key), .fallback = "text", .help = "Of a JSON line: the key of the text."},
+    {.key = "bos", .type = OPTION_INTEGER, SOURCE(bos), .low = -1, .high = 16777215, .fallback = "-1", .unit = "token id",
+     .help = "In token files without document tables, a document begins at this id. -1: none."},
+    {.key = "eos", .type = OPTION_INTEGER, SOURCE(eos), .low = -1, .high = 16777215, .fallback = "-1", .unit = "token id",
+     .help = "The same: a document ends after this id."},
+};
+
+static const struct option stage_rows[] = {
+    {.key = "at", .type = OPTION_INTEGER, PLACE(struct data_stage, at), .low = 0, .high = ANY_MAX,
+     .fallback_words = "none: must be given", .unit = "tokens",
+     .help = "The weights hold from the first document that begins at or after this many tokens."},
+    {.key = "weights", .type = OPTION_NUMBERS, PLACE(struct data_stage, weight), .count = offsetof(struct data_stage, n_weights),
+     .each = sizeof(double), .lower = 0, .upper = 1e12, .fallback_words = "none: must be given",
+     .help = "One for each source, in their order; 0: not used in this stage."},
+};
+
+static const struct option skip_rows[] = {
+    {.key = "samples", .type = OPTION_RANGE, PLACE(struct data_skip, range), .low = 0, .high = ANY_MAX,
+     .fallback_words = "none: must be given", .help = "First and last sample left out, counted from 0 over all epochs."},
 };
 
 static const struct option train_rows[] = {
@@ -218,7 +288,9 @@ static const struct option route_rows[] = {
     {.key = "name", .type = OPTION_TEXT, PLACE(struct route_draft, name), .name_like = true, .path_like = true,
      .fallback_words = "none: must be given",
      .help = "What records call this route, custom:NAME by custom. A built-in route's name is refused unless the content is that route's."},
-    {.key = "linears", .type = OPTION_SPANS, .fallback_words = "none: must be given",
+    {.key = "linears", .type = OPTION_ENTRIES, PLACE(struct route_draft, span), .count = offsetof(struct route_draft, n_spans),
+     .each = sizeof(struct span_draft), .origin = offsetof(struct span_draft, at), .entries = "route.linears[]",
+     .fallback_words = "none: must be given",
      .help = "One entry for each range of blocks and linears (below); together they cover every linear once."},
     {.key = "attention.qk", .type = OPTION_TEXT, PLACE(struct route_draft, attention_qk), .name_like = true,
      .fallback = "bf16", .help = "Format of Q and K in scores: bf16, e4m3 or nvfp4."},
@@ -283,6 +355,9 @@ const struct option_section option_sections[] = {
     {"run", "The run", OPTION_OF_CONFIG, ROWS(run_rows)},
     {"model", "The model", OPTION_OF_CONFIG, ROWS(model_rows)},
     {"data", "Data", OPTION_OF_CONFIG, ROWS(data_rows)},
+    {"data.sources[]", "A source of data", OPTION_OF_ENTRY, ROWS(source_rows)},
+    {"data.stages[]", "A stage of the mixture", OPTION_OF_ENTRY, ROWS(stage_rows)},
+    {"data.skip[]", "Samples left out", OPTION_OF_ENTRY, ROWS(skip_rows)},
     {"train", "Training", OPTION_OF_CONFIG, ROWS(train_rows)},
     {"optimizer", "Optimizer and schedule", OPTION_OF_CONFIG, ROWS(optimizer_rows)},
     {"checkpoint", "Checkpoints", OPTION_OF_CONFIG, ROWS(checkpoint_rows)},
@@ -291,7 +366,7 @@ const struct option_section option_sections[] = {
     {"limits", "Time limits of the watchdog", OPTION_OF_CONFIG, ROWS(limits_rows)},
     {"log", "Console", OPTION_OF_CONFIG, ROWS(log_rows)},
     {"route", "A route written out", OPTION_OF_ROUTE, ROWS(route_rows)},
-    {"route.linears[]", "An entry of a route's linears", OPTION_OF_SPAN, ROWS(span_rows)},
+    {"route.linears[]", "An entry of a route's linears", OPTION_OF_ENTRY, ROWS(span_rows)},
 };
 const int option_section_number = (int)(sizeof option_sections / sizeof option_sections[0]);
 

@@ -33,7 +33,7 @@ struct route_draft {
   double forward_tail;
   enum dtype activations;
   struct span_draft span[ROUTE_SPANS];
-  int n_spans;
+  int64_t n_spans;
 };
 
 enum option_type {
@@ -43,9 +43,10 @@ enum option_type {
   OPTION_WORD,    /* an enum's value by name */
   OPTION_CHOICE,  /* char[]: one of the words */
   OPTION_TEXT,    /* char[] */
-  OPTION_TEXTS,   /* config.data.sources: a list of texts */
   OPTION_NONE,    /* bool, made false by the only value `none`; its mapping makes it true */
-  OPTION_SPANS,   /* route.linears: a list of mappings */
+  OPTION_RANGE,   /* int64_t[2]: FIRST-LAST, or one number for both */
+  OPTION_NUMBERS, /* double[]: a list */
+  OPTION_ENTRIES, /* an array of structs: a list of mappings, each with the keys of a section of its own */
   OPTION_ROUTE    /* route: a name or a mapping */
 };
 
@@ -62,6 +63,10 @@ struct option {
   int64_t low, high;         /* OPTION_INTEGER */
   double lower, upper;       /* OPTION_NUMBER; infinite = no bound */
   bool lower_open, upper_open;
+  size_t count, each;        /* lists: where the int64_t number of items lies, bytes of an item */
+  const char *entries;       /* OPTION_ENTRIES: the section of an item's keys */
+  const char *single;        /* the key that an item gives which is no mapping; NULL: none */
+  size_t origin;             /* where an item keeps its struct origin; 0: nowhere */
   const struct option_word *words; /* ends with a NULL word */
   bool name_like;            /* OPTION_TEXT: letters, digits, '.', '_', '-' only */
   bool path_like;            /* with name_like: '/' and ':' too */
@@ -71,7 +76,7 @@ struct option {
 };
 
 /* What `offset` counts from. */
-enum option_base { OPTION_OF_CONFIG, OPTION_OF_ROUTE, OPTION_OF_SPAN };
+enum option_base { OPTION_OF_CONFIG, OPTION_OF_ROUTE, OPTION_OF_ENTRY };
 
 struct option_section {
   const char *name; /* "" for keys at the top level */
@@ -81,23 +86,26 @@ struct option_section {
   int n_rows;
 };
 
-/* In the order of documentation and dump; the last two are the parts of a
- * route mapping ("route") and of an entry of its linears ("route.linears[]"). */
+/* In the order of documentation and dump. Names that end with [] are of the entries of a list. */
 extern const struct option_section option_sections[];
 extern const int option_section_number;
-enum { OPTION_ROWS = 32, OPTION_SECTIONS = 16 }; /* more than any section has, more than there are */
+enum { OPTION_ROWS = 32, OPTION_SECTIONS = 20 }; /* more than any section has, more than there are */
 
 const struct option_section *option_section(const char *name); /* NULL: none */
 const struct option *option_find(const struct option_section *s, const char *key);
 
 /* Reads a value as text into base + offset. False: *why says what is wrong, as
- * words that follow "KEY: " (nothing is stored). Not for OPTION_SPANS. */
+ * words that follow "KEY: " (nothing is stored, except of a list its items before the bad one). */
 enum { OPTION_WHY = 320 };
 bool option_parse(const struct option *o, void *base, const char *text, char why[OPTION_WHY]);
 
-/* Appends one more item to an OPTION_TEXTS value / empties it. */
-bool option_texts_add(const struct option *o, void *base, const char *text, char why[OPTION_WHY]);
-void option_texts_clear(const struct option *o, void *base);
+/* Lists (OPTION_NUMBERS, OPTION_ENTRIES; trainer/option_entries.c): empty one; append a number; append an entry
+ * with its defaults (NULL: no room); all from text with commas, where an item may be a single value; write. */
+void option_list_clear(const struct option *o, void *base);
+bool option_number_add(const struct option *o, void *base, const char *text, char why[OPTION_WHY]);
+void *option_entry_add(const struct option *o, void *base, char why[OPTION_WHY]);
+bool option_list_parse(const struct option *o, void *base, const char *text, char why[OPTION_WHY]);
+void option_list_write(const struct option *o, const void *base, FILE *out);
 
 /* Writes the value as YAML that option_parse reads back to the same. */
 void option_write(const struct option *o, const void *base, FILE *out);

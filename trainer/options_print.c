@@ -8,7 +8,7 @@ static void default_text(const struct option *o, char *text, size_t size, bool m
     snprintf(text, size, "%s", o->fallback_words);
   else if (!o->fallback)
     text[0] = 0;
-  else if (o->type == OPTION_TEXTS)
+  else if (o->type == OPTION_ENTRIES)
     snprintf(text, size, markdown ? "`[%s]`" : "[%s]", o->fallback);
   else if (o->fallback[0] == 0)
     snprintf(text, size, markdown ? "`\"\"`" : "\"\"");
