@@ -1,6 +1,7 @@
 /* Token streams: which tokens an update reads.
  *
- * A stream is one file of token ids in final order (docs/formats.md).  A run's
+ * A stream is T token ids in final order, in D documents, each of a named source
+ * (docs/formats.md).  A run's
  * sample i is tokens [i*S, i*S + S + 1) of it (S inputs, S targets shifted by
  * one), for i below the stream's sample count; epochs follow, each with its
  * own keyed order of samples.  Update t uses samples [t*G, (t+1)*G) and rank r
@@ -54,16 +55,34 @@ bool data_prepare(const struct data_prepare *p, struct data_prepared *done, stru
 /* ---- reading ----------------------------------------------------------- */
 struct stream; /* opaque */
 
-struct stream_info {
-  int64_t tokens, documents;
-  int32_t vocab_size;    /* every id is below it */
-  struct hash digest;    /* of the content */
-  char tokenizer[32];    /* "bytes" */
-  const char *sources;   /* where it came from, one line a source; lives until stream_close */
+enum { STREAM_SOURCES = 32, STREAM_NAME = 64, STREAM_TOKENIZER = 64 };
+
+struct stream_source {
+  char name[STREAM_NAME];    /* printable text, no tabs */
+  int64_t documents, tokens; /* of this source in the stream */
 };
 
-/* Opens and validates header, size and footer.  `vocab_size` of the model: a
- * stream whose vocabulary is larger is refused (0: any vocabulary). */
+struct stream_info {
+  int64_t tokens, documents;
+  int32_t vocab_size;               /* every id is below it */
+  int32_t bos, eos;                 /* ids that stand round each document; -1: none */
+  struct hash digest;               /* of the content */
+  char tokenizer[STREAM_TOKENIZER]; /* "bytes", … */
+  int n_sources;                    /* at least 1 */
+  struct stream_source source[STREAM_SOURCES];
+  const char *sources; /* the same and where it came from, as text, one line a source; lives until stream_close */
+};
+
+/* Tokens [first, end) of the stream are one document. */
+struct stream_document {
+  int64_t first, end;
+  int source;     /* number in stream_info.source */
+  int64_t number; /* 0, 1, … in the order of the stream */
+};
+
+/* Opens a stream: what kind of file it is, its first bytes say.  Validates header,
+ * size and footer.  `vocab_size` of the model: a stream whose vocabulary is larger is
+ * refused (0: any vocabulary). */
 struct stream *stream_open(const char *path, int32_t vocab_size, struct error *e);
 const struct stream_info *stream_info(const struct stream *s);
 const char *stream_path(const struct stream *s);
@@ -75,6 +94,11 @@ void stream_close(struct stream *s);
  * first touched; an id outside the stream's vocabulary is refused (file, token,
  * byte and id named).  Any thread may call it; it allocates nothing. */
 bool stream_read(const struct stream *s, int64_t first, int64_t count, int32_t *ids, struct error *e);
+
+/* Document `number`, and the document that holds token `token` (one binary search).
+ * Any thread; checks digests as stream_read does; nothing is allocated. */
+bool stream_document(const struct stream *s, int64_t number, struct stream_document *d, struct error *e);
+bool stream_document_at(const struct stream *s, int64_t token, struct stream_document *d, struct error *e);
 
 /* The order of a run over a stream. */
 struct data_order {

@@ -32,7 +32,6 @@ struct preparation {
   struct corpus_files files;
   struct document *documents;
   int64_t count;
-  int64_t *source_documents, *source_bytes; /* by source and side: [2 * source + side] */
   char *text;
   int32_t *ids;
 };
@@ -132,9 +131,6 @@ static bool arrange(struct preparation *p, struct data_prepared *done, struct er
     uint64_t u = keyed("holdout", 0, d->content).high;
     d->side = (double)(u >> 11) * 0x1p-53 < fraction ? VALIDATION : TRAIN;
     done->documents[d->side]++;
-    int source = p->files.source[d->file];
-    p->source_documents[2 * source + d->side]++;
-    p->source_bytes[2 * source + d->side] += d->bytes;
   }
   for (int side = 0; r->validation_path && side < 2; side++)
     if (done->documents[side] == 0) {
@@ -147,21 +143,6 @@ static bool arrange(struct preparation *p, struct data_prepared *done, struct er
   return true;
 }
 
-/* "PATH: DOCUMENTS documents, BYTES bytes" a line; malloc'ed. */
-static char *describe_sources(const struct preparation *p, int side) {
-  size_t room = 1;
-  for (int i = 0; i < p->request->n_sources; i++) room += strlen(p->request->sources[i].path) + 80;
-  char *text = malloc(room);
-  if (!text) return NULL;
-  size_t at = 0;
-  text[0] = 0;
-  for (int i = 0; i < p->request->n_sources; i++)
-    at += (size_t)snprintf(text + at, room - at, "%s: %" PRId64 " documents, %" PRId64 " bytes\n",
-                           p->request->sources[i].path, p->source_documents[2 * i + side],
-                           p->source_bytes[2 * i + side]);
-  return text;
-}
-
 static bool write_documents(struct preparation *p, struct stream_writer *w, int side, struct error *e) {
   static const int32_t bos = TOKENIZER_BYTES_BOS, eos = TOKENIZER_BYTES_EOS;
   for (int64_t i = 0; i < p->count; i++) {
@@ -170,7 +151,7 @@ static bool write_documents(struct preparation *p, struct stream_writer *w, int 
     const char *path = p->files.path[d->file];
     struct hash content;
     int64_t bytes;
-    if (!stream_writer_document(w, e) || !stream_writer_tokens(w, &bos, 1, e) ||
+    if (!stream_writer_document(w, p->files.source[d->file], e) || !stream_writer_tokens(w, &bos, 1, e) ||
         !read_document(p, path, w, &content, &bytes, e) || !stream_writer_tokens(w, &eos, 1, e))
       return false;
     if (bytes != d->bytes || !hash_equal(content, d->content)) {
@@ -178,21 +159,42 @@ static bool write_documents(struct preparation *p, struct stream_writer *w, int 
       return error_hint(e, "start again when nothing writes to it");
     }
   }
-  char *sources = describe_sources(p, side);
-  bool ok = sources ? stream_writer_finish(w, sources, e)
-                    : error_set(e, ERROR_SYSTEM, "out of memory for the list of sources");
-  free(sources);
-  return ok;
+  const char *notes[STREAM_SOURCES];
+  for (int i = 0; i < p->request->n_sources; i++) notes[i] = p->request->sources[i].path;
+  return stream_writer_finish(w, notes, e);
+}
+
+/* The last part of the path; of equal ones the later ones have a number. */
+static void source_name(const struct data_source *sources, int i, char name[STREAM_NAME]) {
+  const char *path = sources[i].path;
+  int end = (int)strlen(path), begin;
+  while (end > 1 && path[end - 1] == '/') end--;
+  for (begin = end; begin > 0 && path[begin - 1] != '/';) begin--;
+  if (end - begin > STREAM_NAME - 8) begin = end - (STREAM_NAME - 8);
+  snprintf(name, STREAM_NAME, "%.*s", end - begin, path + begin);
+  for (int j = 0; j < i; j++) {
+    char other[STREAM_NAME];
+    source_name(sources, j, other);
+    if (strcmp(other, name) == 0) snprintf(name, STREAM_NAME, "%.*s-%d", end - begin, path + begin, i);
+  }
 }
 
 /* The streams are whole on the disk before one gets its name. */
 static bool write_streams(struct preparation *p, struct data_prepared *done, struct error *e) {
   const char *paths[2] = {p->request->train_path, p->request->validation_path};
   struct stream_writer *w[2] = {NULL, NULL};
+  char names[STREAM_SOURCES][STREAM_NAME];
+  const char *name[STREAM_SOURCES];
+  for (int i = 0; i < p->request->n_sources; i++) {
+    source_name(p->request->sources, i, names[i]);
+    name[i] = names[i];
+  }
+  const struct stream_start start = {.vocab_size = TOKENIZER_BYTES_VOCAB, .bos = TOKENIZER_BYTES_BOS, .eos = TOKENIZER_BYTES_EOS,
+                                     .tokenizer = "bytes", .names = name, .n_sources = p->request->n_sources};
   bool ok = true;
   int sides = paths[VALIDATION] ? 2 : 1;
   for (int side = 0; ok && side < sides; side++) {
-    w[side] = stream_writer_open(paths[side], TOKENIZER_BYTES_VOCAB, "bytes", e);
+    w[side] = stream_writer_open(paths[side], &start, e);
     ok = w[side] && write_documents(p, w[side], side, e);
   }
   for (int side = 0; ok && side < sides; side++) {
@@ -206,6 +208,8 @@ static bool write_streams(struct preparation *p, struct data_prepared *done, str
 
 bool data_prepare(const struct data_prepare *r, struct data_prepared *done, struct error *e) {
   *done = (struct data_prepared){0};
+  if (r->n_sources > STREAM_SOURCES)
+    return error_set(e, ERROR_DATA, "%d sources, a stream has at most %d", r->n_sources, STREAM_SOURCES);
   if (r->n_sources < 1) {
     error_set(e, ERROR_DATA, "no sources to prepare");
     return error_hint(e, "set data.sources");
@@ -214,19 +218,15 @@ bool data_prepare(const struct data_prepare *r, struct data_prepared *done, stru
     return error_set(e, ERROR_DATA, "data.validation_fraction is %g, it must lie between 0 and 1",
                      r->validation_fraction);
   struct preparation p = {.request = r};
-  p.source_documents = calloc((size_t)r->n_sources * 2, sizeof *p.source_documents);
-  p.source_bytes = calloc((size_t)r->n_sources * 2, sizeof *p.source_bytes);
   p.text = malloc(CHUNK);
   p.ids = malloc(CHUNK * sizeof *p.ids);
-  bool ok = (p.source_documents && p.source_bytes && p.text && p.ids) ||
+  bool ok = (p.text && p.ids) ||
             error_set(e, ERROR_SYSTEM, "out of memory preparing data");
   for (int i = 0; ok && i < r->n_sources; i++) ok = corpus_find(&p.files, r->sources[i].path, i, e);
   done->files = p.files.count;
   ok = ok && check_targets(&p, e) && read_all(&p, done, e) && arrange(&p, done, e) && write_streams(&p, done, e);
   corpus_files_free(&p.files);
   free(p.documents);
-  free(p.source_documents);
-  free(p.source_bytes);
   free(p.text);
   free(p.ids);
   return ok;

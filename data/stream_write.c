@@ -28,8 +28,11 @@ struct stream_writer {
   int64_t in_block;
   unsigned char *table; /* digests of finished blocks, as in the file */
   int64_t blocks, table_room;
-  int64_t *offsets; /* first tokens of documents */
-  int64_t offsets_room;
+  int64_t *offsets;       /* first tokens of documents */
+  unsigned char *sources; /* of documents */
+  int64_t documents_room; /* of both */
+  struct stream_source source[STREAM_SOURCES];
+  int current; /* source of the document being written */
 };
 
 static bool no_memory(const struct stream_writer *w, struct error *e) {
@@ -110,8 +113,22 @@ static bool create_temporary(struct stream_writer *w, struct error *e) {
   return false;
 }
 
-struct stream_writer *stream_writer_open(const char *path, int32_t vocab_size, const char *tokenizer,
-                                         struct error *e) {
+/* What the header and the sources' text can hold. */
+static bool check_start(const char *path, const struct stream_start *start, struct error *e) {
+  const size_t tokenizer = strlen(start->tokenizer);
+  if (start->n_sources < 1 || start->n_sources > STREAM_SOURCES || tokenizer < 1 || tokenizer >= STREAM_TOKENIZER)
+    return error_set(e, ERROR_INTERNAL, "%s: %d sources, tokenizer %s", path, start->n_sources, start->tokenizer);
+  for (int i = 0; i < start->n_sources; i++) {
+    const char *name = start->names[i];
+    if (*name && strlen(name) < STREAM_NAME && !strpbrk(name, "\t\n")) continue;
+    error_set(e, ERROR_DATA, "%s: \"%s\" cannot be the name of a source", path, name);
+    return error_hint(e, "give 1 to %d bytes without tabs and line ends", STREAM_NAME - 1);
+  }
+  return true;
+}
+
+struct stream_writer *stream_writer_open(const char *path, const struct stream_start *start, struct error *e) {
+  if (!check_start(path, start, e)) return NULL;
   struct stream_writer *w = calloc(1, sizeof *w);
   if (w) w->fd = -1;
   if (!w || !(w->path = strdup(path)) || !(w->block = malloc(STREAM_BLOCK))) {
@@ -119,9 +136,11 @@ struct stream_writer *stream_writer_open(const char *path, int32_t vocab_size, c
     stream_writer_close(w);
     return NULL;
   }
-  w->header.vocab_size = vocab_size;
-  snprintf(w->header.tokenizer, sizeof w->header.tokenizer, "%s", tokenizer);
-  w->token_bytes = vocab_size <= 65536 ? 2 : 4;
+  w->header = (struct stream_header){
+      .vocab_size = start->vocab_size, .bos = start->bos, .eos = start->eos, .n_sources = start->n_sources};
+  snprintf(w->header.tokenizer, sizeof w->header.tokenizer, "%s", start->tokenizer);
+  for (int i = 0; i < start->n_sources; i++) snprintf(w->source[i].name, STREAM_NAME, "%s", start->names[i]);
+  w->token_bytes = start->vocab_size <= 65536 ? 2 : 4;
   struct stat st;
   bool ok = true;
   if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
@@ -160,20 +179,30 @@ static unsigned char *payload_slot(struct stream_writer *w, int width, struct er
   return slot;
 }
 
-bool stream_writer_document(struct stream_writer *w, struct error *e) {
-  if (w->header.documents == w->offsets_room) {
-    int64_t room = w->offsets_room ? 2 * w->offsets_room : 1024;
+bool stream_writer_document(struct stream_writer *w, int source, struct error *e) {
+  if (source < 0 || source >= w->header.n_sources)
+    return error_set(e, ERROR_INTERNAL, "%s: a document of source %d of %d", w->path, source, w->header.n_sources);
+  if (w->header.documents == w->documents_room) {
+    int64_t room = w->documents_room ? 2 * w->documents_room : 1024;
     int64_t *offsets = realloc(w->offsets, (size_t)room * sizeof *offsets);
-    if (!offsets) return no_memory(w, e);
-    w->offsets = offsets;
-    w->offsets_room = room;
+    if (offsets) w->offsets = offsets;
+    unsigned char *sources = realloc(w->sources, (size_t)room);
+    if (sources) w->sources = sources;
+    if (!offsets || !sources) return no_memory(w, e);
+    w->documents_room = room;
   }
-  w->offsets[w->header.documents++] = w->header.tokens;
+  w->offsets[w->header.documents] = w->header.tokens;
+  w->sources[w->header.documents++] = (unsigned char)source;
+  w->source[source].documents++;
+  w->current = source;
   return true;
 }
 
 bool stream_writer_tokens(struct stream_writer *w, const int32_t *ids, int64_t count, struct error *e) {
   int width = w->token_bytes;
+  if (w->header.documents == 0 && count > 0)
+    return error_set(e, ERROR_INTERNAL, "%s: tokens before the first document", w->path);
+  w->source[w->current].tokens += count;
   for (int64_t i = 0; i < count;) {
     if (w->in_block == STREAM_BLOCK && !flush_block(w, e)) return false;
     int64_t room = (STREAM_BLOCK - w->in_block) / width;
@@ -218,7 +247,7 @@ static bool write_footer(struct stream_writer *w, const char *sources, const uns
   return write_at(w, trailer, STREAM_TRAILER, at + (int64_t)sources_bytes, e);
 }
 
-bool stream_writer_finish(struct stream_writer *w, const char *sources, struct error *e) {
+bool stream_writer_finish(struct stream_writer *w, const char *const *notes, struct error *e) {
   struct stream_layout l;
   if (!stream_layout_of(&w->header, &l))
     return error_set(e, ERROR_INTERNAL, "%s: %" PRId64 " tokens in %" PRId64 " documents", w->path, w->header.tokens,
@@ -233,10 +262,18 @@ bool stream_writer_finish(struct stream_writer *w, const char *sources, struct e
     if (!slot) return false;
     store_u64(slot, (uint64_t)(d < w->header.documents ? w->offsets[d] : w->header.tokens));
   }
+  for (int64_t d = 0; d < w->header.documents; d++) {
+    unsigned char *slot = payload_slot(w, 1, e);
+    if (!slot) return false;
+    *slot = w->sources[d];
+  }
   unsigned char header[STREAM_HEADER];
   stream_header_encode(&w->header, header);
-  if (!flush_block(w, e) || !write_footer(w, sources, header, &l, e) || !write_at(w, header, STREAM_HEADER, 0, e))
-    return false;
+  char *sources = stream_sources_encode(w->source, w->header.n_sources, notes);
+  if (!sources) return no_memory(w, e);
+  const bool ok = flush_block(w, e) && write_footer(w, sources, header, &l, e) && write_at(w, header, STREAM_HEADER, 0, e);
+  free(sources);
+  if (!ok) return false;
   /* It stays open, for the lock, until it is published. */
   return fsync(w->fd) == 0 || error_errno(e, ERROR_DATA, "cannot sync %s", w->temporary);
 }
@@ -254,6 +291,7 @@ void stream_writer_close(struct stream_writer *w) {
   if (w->fd >= 0) close(w->fd);
   if (w->temporary) unlink(w->temporary);
   free(w->offsets);
+  free(w->sources);
   free(w->table);
   free(w->block);
   free(w->temporary);

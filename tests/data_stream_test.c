@@ -35,7 +35,15 @@ static struct stream *open_or_fail(int32_t vocab_size) {
 
 static const struct plant few[] = {{0, 256}, {1, 104}, {2, 105}, {3, 257}, {4, 256}, {5, 33}, {6, 257}};
 static const uint64_t few_documents[] = {0, 4};
-static const struct build few_build = {258, 7, few, 7, few_documents, 2};
+static const unsigned char few_sources[] = {1, 0};
+static const struct build few_build = {258, 7, few, 7, few_documents, 2, few_sources};
+static const char *const few_names[] = {"built", "other"};
+static const char *const few_notes[] = {NULL, "from \xc3\xa4 place"};
+
+/* What the product's writer is told to write the same. */
+static struct stream_start start_of(int32_t vocab_size, const char *const *names, int n_sources) {
+  return (struct stream_start){.vocab_size = vocab_size, .bos = 256, .eos = 257, .tokenizer = "bytes", .names = names, .n_sources = n_sources};
+}
 
 TEST(small_stream) {
   CHECK(build_stream(at("small"), &few_build));
@@ -46,7 +54,13 @@ TEST(small_stream) {
   CHECK_EQ_I64(info->documents, 2);
   CHECK_EQ_I64(info->vocab_size, 258);
   CHECK_STR(info->tokenizer, "bytes");
-  CHECK_STR(info->sources, "built\n");
+  CHECK_STR(info->sources, "built\t1\t3\nother\t1\t4\tfrom \xc3\xa4 place\n");
+  CHECK_EQ_I64(info->bos, 256);
+  CHECK_EQ_I64(info->eos, 257);
+  CHECK_EQ_I64(info->n_sources, 2);
+  CHECK_STR(info->source[0].name, "built");
+  CHECK_STR(info->source[1].name, "other");
+  CHECK(info->source[0].documents == 1 && info->source[0].tokens == 3 && info->source[1].documents == 1 && info->source[1].tokens == 4);
   CHECK_STR(stream_path(s), path);
   int32_t ids[7];
   struct error e;
@@ -62,15 +76,16 @@ TEST(small_stream) {
 }
 
 /* Writes the few tokens with the product's writer. */
-static bool write_few(const char *name, const char *sources) {
+static bool write_few(const char *name, const char *const *names, const char *const *notes) {
   struct error e = {0};
-  struct stream_writer *w = stream_writer_open(at(name), 258, "bytes", &e);
+  const struct stream_start start = start_of(258, names, 2);
+  struct stream_writer *w = stream_writer_open(at(name), &start, &e);
   bool ok = w != NULL;
   for (int i = 0; ok && i < 7; i++) {
     int32_t id = (int32_t)few[i].id;
-    ok = (id != 256 || stream_writer_document(w, &e)) && stream_writer_tokens(w, &id, 1, &e);
+    ok = (id != 256 || stream_writer_document(w, i == 0, &e)) && stream_writer_tokens(w, &id, 1, &e);
   }
-  ok = ok && stream_writer_finish(w, sources, &e) && stream_writer_publish(w, &e);
+  ok = ok && stream_writer_finish(w, notes, &e) && stream_writer_publish(w, &e);
   stream_writer_close(w);
   if (!ok) FAIL("%s", e.message);
   return ok;
@@ -91,12 +106,13 @@ TEST(two_writers_agree) {
   char other[256];
   CHECK(build_stream(at("built"), &few_build));
   snprintf(other, sizeof other, "%s", path);
-  CHECK(write_few("written", "built\n"));
+  CHECK(write_few("written", few_names, few_notes));
   CHECK(same_files(other, path));
   /* The digest is that of the content: the sources' names do not matter. */
   struct error e;
   struct stream *a = stream_open(other, 0, &e);
-  CHECK(write_few("renamed", "elsewhere\n"));
+  static const char *const elsewhere[] = {"else", "where"};
+  CHECK(write_few("renamed", elsewhere, NULL));
   struct stream *b = stream_open(path, 0, &e);
   CHECK(a && b && hash_equal(stream_info(a)->digest, stream_info(b)->digest));
   stream_close(a);
@@ -158,7 +174,7 @@ TEST(more_than_four_gigabytes) {
 }
 
 TEST(every_flipped_byte_is_found) {
-  CHECK(write_few("flip", "a: 2 documents\n"));
+  CHECK(write_few("flip", few_names, NULL));
   struct error e;
   char *bytes;
   size_t size;
@@ -175,7 +191,7 @@ TEST(every_flipped_byte_is_found) {
       struct stream *s = stream_open(path, 258, &e);
       int32_t id;
       /* The payload's damage shows on the first touch, the rest at once. */
-      bool in_payload = i >= STREAM_HEADER && i < STREAM_HEADER + 16 + 24;
+      bool in_payload = i >= STREAM_HEADER && i < STREAM_HEADER + 16 + 24 + 2;
       CHECK((s != NULL) == in_payload);
       if (s) CHECK(!stream_read(s, 0, 1, &id, &e));
       CHECK(good_error(&e));
@@ -189,7 +205,7 @@ TEST(every_flipped_byte_is_found) {
 }
 
 TEST(every_truncation_is_found) {
-  CHECK(write_few("cut", "a: 2 documents\n"));
+  CHECK(write_few("cut", few_names, NULL));
   struct error e;
   char *bytes;
   size_t size;
@@ -214,6 +230,8 @@ TEST(every_truncation_is_found) {
   free(bytes);
 }
 
+static const char few_text[] = "built\t1\t3\nother\t1\t4\tfrom \xc3\xa4 place\n";
+
 TEST(absurd_headers) {
   /* A header that is wrong and yet has a matching digest. */
   static const struct {
@@ -226,17 +244,19 @@ TEST(absurd_headers) {
       {32, 8, 0},               {20, 4, 0},               {20, 4, UINT32_MAX},    {20, 4, UINT64_C(1) << 31},
       {20, 4, 70000},           {16, 4, 0},               {16, 4, 4},             {16, 4, 1},
       {40, 8, 0},               {40, 8, 1},               {40, 8, UINT64_C(1) << 40}, {12, 4, 0},
-      {12, 4, UINT32_MAX},      {8, 4, 0},                {8, 4, 2},              {8, 4, UINT32_MAX},
-      {48, 1, 0},               {79, 1, 65},              {48, 1, 27},            {0, 1, 0},
+      {12, 4, UINT32_MAX},      {8, 4, 0},                {8, 4, 1},             {8, 4, 3},              {8, 4, UINT32_MAX},
+      {48, 1, 0},               {111, 1, 65},             {48, 1, 27},            {0, 1, 0},
+      {112, 4, 258},            {112, 4, UINT32_MAX - 1}, {116, 4, 258},          {116, 4, UINT64_C(1) << 31},
+      {120, 4, 0},              {120, 4, 33},           {120, 4, 1},              {120, 4, 3},
   };
   for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
     CHECK(build_stream(at("absurd"), &few_build));
     int fd = open(path, O_RDWR);
     unsigned char header[256], table[16], trailer[64];
     int64_t size = file_size(path);
-    CHECK(pread(fd, header, 256, 0) == 256 && pread(fd, table, 16, 256 + 40) == 16);
+    CHECK(pread(fd, header, 256, 0) == 256 && pread(fd, table, 16, 256 + 42) == 16);
     build_put(header + wrong[k].at, wrong[k].value, wrong[k].bytes);
-    CHECK(build_trailer(trailer, header, table, 16, "built\n"));
+    CHECK(build_trailer(trailer, header, table, 16, few_text));
     CHECK(pwrite(fd, header, 256, 0) == 256 && pwrite(fd, trailer, 64, size - 64) == 64);
     close(fd);
     struct error e = {0};
@@ -258,6 +278,101 @@ TEST(absurd_sources) {
     struct error e = {0};
     CHECK(stream_open(path, 258, &e) == NULL && good_error(&e));
   }
+}
+
+/* A list of sources with a matching digest that is not one of this stream. */
+TEST(wrong_lists_of_sources) {
+  static const char *const wrong[] = {
+      "", "built\t1\t3\n", "built\t1\t3\nother\t1\t4", "built\t1\t3\nother\t1\t4\nthird\t0\t0\n", "built\t1\t3\n\t1\t4\n",
+      "built\t1\t3\nother\t1\n", "built\t1\t3\nother\n", "built\t1\t3\nother\t2\t4\n", "built\t1\t3\nother\t1\t5\n",
+      "built\t1\t3\nother\t1\t-4\n", "built\t1\t3\nother\t1\t4x\n", "built\t1\t3\nother\t1\t 4\n", "built\t1\t3\nother\t\t4\n",
+      "built\t1\t9223372036854775807\nother\t1\t9223372036854775807\n", "built\t1\t3\nother\t1\t99999999999999999999\n",
+      "0123456789012345678901234567890123456789012345678901234567890123\t1\t3\nother\t1\t4\n"};
+  for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
+    struct error e = {0};
+    CHECK(build_stream(at("list"), &few_build));
+    unsigned char bytes[512], trailer[64];
+    const size_t before = 256 + 42 + 16, length = strlen(wrong[k]);
+    int fd = open(path, O_RDWR);
+    CHECK(pread(fd, bytes, before, 0) == (ssize_t)before);
+    CHECK(build_trailer(trailer, bytes, bytes + before - 16, 16, wrong[k]));
+    CHECK(ftruncate(fd, (off_t)before) == 0 && pwrite(fd, wrong[k], length, (off_t)before) == (ssize_t)length &&
+          pwrite(fd, trailer, 64, (off_t)(before + length)) == 64);
+    close(fd);
+    struct stream *s = stream_open(path, 258, &e);
+    CHECK(s == NULL && good_error(&e) && strstr(e.message, "list of sources"));
+    stream_close(s);
+  }
+}
+
+TEST(documents) {
+  /* Empty ones too; offsets and sources over two blocks. */
+  enum { D = 140000 };
+  static uint64_t firsts[D];
+  static unsigned char sources[D];
+  uint64_t tokens = 0;
+  for (int d = 0; d < D; d++) {
+    firsts[d] = tokens;
+    tokens += d % 7 == 3 ? 0 : (uint64_t)(1 + d % 5);
+    sources[d] = (unsigned char)(d % 3 == 0);
+  }
+  struct build b = {.vocab_size = 70000, .tokens = tokens, .documents = firsts, .n_documents = D, .source = sources};
+  CHECK(build_stream(at("many"), &b));
+  struct stream *s = open_or_fail(0);
+  if (!s) return;
+  struct error e = {0};
+  struct stream_document d;
+  CHECK(stream_verify(s, &e));
+  for (int n = 0; n < D; n += 11) {
+    CHECK(stream_document(s, n, &d, &e));
+    CHECK(d.first == (int64_t)firsts[n] && d.end == (int64_t)(n + 1 < D ? firsts[n + 1] : tokens) && d.source == (n % 3 == 0) && d.number == n);
+    if (d.first == d.end) continue;
+    const int64_t inside[] = {d.first, d.end - 1};
+    for (int k = 0; k < 2; k++) {
+      struct stream_document found;
+      CHECK(stream_document_at(s, inside[k], &found, &e));
+      CHECK(found.number == n && found.first == d.first && found.end == d.end && found.source == d.source);
+    }
+  }
+  CHECK(stream_document_at(s, (int64_t)tokens - 1, &d, &e) && d.end == (int64_t)tokens);
+  CHECK(!stream_document(s, -1, &d, &e) && !stream_document(s, D, &d, &e));
+  CHECK(!stream_document_at(s, -1, &d, &e) && !stream_document_at(s, (int64_t)tokens, &d, &e));
+  stream_close(s);
+}
+
+TEST(documents_of_no_source) {
+  static const unsigned char sources[] = {1, 2};
+  struct build b = few_build;
+  b.source = sources;
+  CHECK(build_stream(at("nosource"), &b));
+  struct stream *s = open_or_fail(258);
+  if (!s) return;
+  struct error e = {0};
+  struct stream_document d;
+  CHECK(stream_document(s, 0, &d, &e));
+  CHECK(!stream_document(s, 1, &d, &e) && good_error(&e) && strstr(e.message, "source 2"));
+  CHECK(!stream_verify(s, &e) && good_error(&e) && strstr(e.message, "source 2"));
+  stream_close(s);
+}
+
+TEST(writer_refuses) {
+  struct error e = {0};
+  static const char *const names[] = {"a", ""};
+  struct stream_start start = start_of(258, names, 2);
+  CHECK(stream_writer_open(at("refused"), &start, &e) == NULL && e.code == ERROR_DATA);
+  static const char *const tabs[] = {"a\tb"};
+  start = start_of(258, tabs, 1);
+  CHECK(stream_writer_open(at("refused"), &start, &e) == NULL && e.code == ERROR_DATA);
+  start = start_of(258, few_names, 0);
+  CHECK(stream_writer_open(at("refused"), &start, &e) == NULL);
+  start = start_of(258, few_names, 2);
+  struct stream_writer *w = stream_writer_open(at("refused"), &start, &e);
+  const int32_t ids[] = {1, 258, -1};
+  CHECK(w && !stream_writer_tokens(w, ids, 1, &e)); /* before a document */
+  CHECK(w && !stream_writer_document(w, 2, &e) && !stream_writer_document(w, -1, &e) && stream_writer_document(w, 1, &e));
+  CHECK(w && stream_writer_tokens(w, ids, 1, &e) && !stream_writer_tokens(w, ids + 1, 1, &e) && !stream_writer_tokens(w, ids + 2, 1, &e));
+  stream_writer_close(w);
+  CHECK(!file_exists(path));
 }
 
 TEST(wrong_files) {
@@ -312,7 +427,7 @@ TEST(planted_id) {
 TEST(bad_documents) {
   static const uint64_t offsets[][3] = {{1, 2, 3}, {0, 5, 4}, {0, 5, 8}, {0, UINT64_MAX, 5}};
   for (size_t k = 0; k < sizeof offsets / sizeof *offsets; k++) {
-    struct build b = {258, 7, few, 7, offsets[k], 3};
+    struct build b = {258, 7, few, 7, offsets[k], 3, NULL};
     CHECK(build_stream(at("documents"), &b));
     struct stream *s = open_or_fail(258);
     if (!s) return;
@@ -427,6 +542,10 @@ int main(void) {
   RUN(every_truncation_is_found);
   RUN(absurd_headers);
   RUN(absurd_sources);
+  RUN(wrong_lists_of_sources);
+  RUN(documents);
+  RUN(documents_of_no_source);
+  RUN(writer_refuses);
   RUN(wrong_files);
   RUN(planted_id);
   RUN(bad_documents);

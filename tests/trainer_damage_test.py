@@ -180,7 +180,7 @@ def replaced(content):
 
 SIZE = os.path.getsize(place.at("train.tokens"))
 TOKENS, DOCUMENTS = struct.unpack_from("<QQ", read(place.at("train.tokens")), 24)
-PAYLOAD = (TOKENS * 2 + 7) // 8 * 8 + 8 * (DOCUMENTS + 1)
+PAYLOAD = (TOKENS * 2 + 7) // 8 * 8 + 8 * (DOCUMENTS + 1) + DOCUMENTS
 for size, pattern in ((0, "0 bytes are too few"), (1, "1 bytes are too few"), (255, "too few"), (256, "truncated or damaged"),
                       (300, "truncated or damaged"), (SIZE // 2, "truncated or damaged"), (SIZE - 64, "truncated or damaged"),
                       (SIZE - 1, "truncated or damaged")):
@@ -188,9 +188,9 @@ for size, pattern in ((0, "0 bytes are too few"), (1, "1 bytes are too few"), (2
 for name, at, pattern in (
         ("magic", 0, "not a token stream"), ("version", 8, "version"), ("header_bytes", 12, "damaged header"),
         ("token_bytes", 16, "damaged header"), ("vocabulary", 20, "damaged|vocabulary"), ("tokens", 24, "damaged"), ("many_tokens", 31, "damaged"),
-        ("documents", 32, "damaged"), ("block", 40, "damaged header"), ("tokenizer", 48, "damaged"), ("reserved", 100, "damaged"),
+        ("documents", 32, "damaged"), ("block", 40, "damaged header"), ("tokenizer", 48, "damaged"), ("bos", 115, "damaged header: the id of BOS"), ("number_of_sources", 123, "damaged header"), ("reserved", 200, "damaged"),
         ("first_token", 256, r"block 0 of 1 .*does not match its digest"), ("last_token", 256 + 2 * TOKENS - 1, "does not match its digest"),
-        ("offset", 256 + PAYLOAD - 8, "does not match its digest"), ("block_digest", 256 + PAYLOAD, "digest of its header and block table"),
+        ("offset", 256 + PAYLOAD - DOCUMENTS - 8, "does not match its digest"), ("source", 256 + PAYLOAD - 1, "does not match its digest"), ("block_digest", 256 + PAYLOAD, "digest of its header and block table"),
         ("sources", 256 + PAYLOAD + 16, "digest of its list of sources"), ("trailer", -64, "digest of its header"),
         ("sources_bytes", -32, "no valid trailer"), ("end", -1, "no valid trailer")):
     case(f"stream_flip_{name}", bad_stream, functools.partial(flip, at=at), pattern)

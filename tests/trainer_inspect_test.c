@@ -23,7 +23,9 @@ static void flip(const char *path, int64_t at) {
 static void write_stream(const char *path) {
   static const char hello[] = "hello\x1b", coffee[] = "caf\xc3\xa9\n\xff.";
   int32_t ids[4096];
-  struct stream_writer *w = stream_writer_open(path, TOKENIZER_BYTES_VOCAB, "bytes", &failure);
+  static const char *const names[] = {"corpus", "more"}, *const notes[] = {"/a/corpus", NULL};
+  const struct stream_start start = {TOKENIZER_BYTES_VOCAB, TOKENIZER_BYTES_BOS, TOKENIZER_BYTES_EOS, "bytes", names, 2};
+  struct stream_writer *w = stream_writer_open(path, &start, &failure);
   if (!w) {
     FAIL("%s", failure.message);
     return;
@@ -34,12 +36,12 @@ static void write_stream(const char *path) {
     ids[0] = TOKENIZER_BYTES_BOS;
     tokenizer_bytes_encode(documents[i], n, ids + 1);
     ids[n + 1] = TOKENIZER_BYTES_EOS;
-    CHECK(stream_writer_document(w, &failure) && stream_writer_tokens(w, ids, n + 2, &failure));
+    CHECK(stream_writer_document(w, 0, &failure) && stream_writer_tokens(w, ids, n + 2, &failure));
   }
   for (int i = 0; i < 4096; i++) ids[i] = 'x';
-  CHECK(stream_writer_document(w, &failure));
+  CHECK(stream_writer_document(w, 0, &failure));
   for (int i = 0; i < 200; i++) CHECK(stream_writer_tokens(w, ids, 4096, &failure));
-  CHECK(stream_writer_finish(w, "corpus: 3 documents\nmore: 0 documents", &failure) && stream_writer_publish(w, &failure));
+  CHECK(stream_writer_finish(w, notes, &failure) && stream_writer_publish(w, &failure));
   stream_writer_close(w);
 }
 
@@ -48,7 +50,7 @@ TEST(streams) {
   CHECK_EQ_I64(INSPECT("t.tokens"), 0);
   CHECK(said("t.tokens: token stream") && said("819218 of 2 bytes") && said("documents      3,"));
   CHECK(said("bytes, vocabulary 258") && said("2, 2 (ids 256, 257)") && said("2 blocks"));
-  CHECK(said("  sources        corpus: 3 documents\n                 more: 0 documents\n"));
+  CHECK(said("  sources        corpus: 3 documents, 819218 tokens (100.00 %), /a/corpus\n                 more: 0 documents, 0 tokens (0.00 %)\n"));
   CHECK(said("  | <|begin_of_text|>hello\\x1b<|end_of_text|><|begin_of_text|>caf\xc3\xa9\n  | \\xff.<|end_of_text|>xxx"));
   CHECK(!strstr(text, "verified"));
   struct stream *s = stream_open("t.tokens", 0, &failure);

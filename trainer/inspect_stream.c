@@ -89,10 +89,17 @@ static bool print_sample(const struct stream *s, int64_t first, struct error *e)
   return true;
 }
 
-static void print_sources(const char *sources) {
-  for (const char *line = sources; *line;) {
+static void print_sources(const struct stream_info *info) {
+  const char *line = info->sources;
+  for (int i = 0; i < info->n_sources; i++) {
+    const struct stream_source *source = &info->source[i];
     const int length = (int)strcspn(line, "\n");
-    inspect_line(line == sources ? "sources" : "", "%.*s", length, line);
+    const char *note = line;
+    for (int tabs = 0; note < line + length && tabs < 3; note++) tabs += *note == '\t';
+    inspect_line(i == 0 ? "sources" : "", "%s: %" PRId64 " documents, %" PRId64 " tokens (%.2f %%)%s%.*s", source->name,
+                 source->documents, source->tokens,
+                 info->tokens > 0 ? 100 * (double)source->tokens / (double)info->tokens : 0, note < line + length ? ", " : "",
+                 (int)(line + length - note), note);
     line += length + (line[length] == '\n');
   }
 }
@@ -101,7 +108,7 @@ bool inspect_stream(const struct inspection *i, struct error *e) {
   struct stream *s = stream_open(i->path, 0, e);
   if (!s) return false;
   const struct stream_info *info = stream_info(s);
-  const struct stream_header h = {.vocab_size = info->vocab_size, .tokens = info->tokens, .documents = info->documents};
+  const struct stream_header h = {.vocab_size = info->vocab_size, .tokens = info->tokens, .documents = info->documents, .n_sources = info->n_sources};
   struct stream_layout l;
   char digest[HASH_TEXT];
   hash_text(info->digest, digest);
@@ -115,7 +122,7 @@ bool inspect_stream(const struct inspection *i, struct error *e) {
     inspect_line("digest", "%s", digest);
     inspect_line("file", "%" PRId64 " bytes, %" PRId64 " block%s of %d KiB", file_size(i->path), l.blocks,
                  l.blocks == 1 ? "" : "s", STREAM_BLOCK >> 10);
-    print_sources(info->sources);
+    print_sources(info);
     if (i->verify) {
       good = stream_verify(s, e);
       if (good) inspect_line("verified", "header, documents, every token and the digests of all blocks hold");
