@@ -2,8 +2,9 @@
  * so in one line, and ends the job.
  *
  * It compares clocks and never calls MPI.  Rank 0 hears every rank and judges
- * for all; the others judge rank 0's silence, one after another, so that one
- * line is printed.  A limit is held against the rank that holds the others up,
+ * for all; the others judge rank 0's silence, in turns by rank that leave the
+ * launcher time to end the job, so that one line is printed: the lowest living
+ * rank's.  Where the launcher takes longer more ranks may say the same.  A limit is held against the rank that holds the others up,
  * not against those that wait for it: they may wait for as long as it may save.
  */
 #include <math.h>
@@ -20,7 +21,10 @@
 
 #define STOPPED_S 1.0     /* a look that comes this late: this process itself was stopped */
 #define CLOSE_LIMIT_S 60. /* from the last barrier to the end of MPI_Finalize */
-#define TURN_S 0.25       /* ranks other than 0 speak up in turns this long */
+/* Ranks other than 0 speak up in turns.  After MPI_Abort mpirun sends SIGTERM, which a rank
+ * outlives, and a second later SIGKILL: a turn must be longer. */
+#define TURN_S 3.0
+#define TURNS 8
 #define REPORT_BYTES 1024
 
 double comm_tick(const struct comm_limits *limits) {
@@ -105,7 +109,7 @@ static bool find_silence(const struct comm *c, double now, char *text) {
   const struct watch *w = &c->watch;
   /* Judge nobody while our own ears may be shut. */
   if (!w->watching_peers || now - w->heartbeat_alive > w->limits.heartbeat_s / 2) return false;
-  int turn = c->rank == 0 ? 0 : c->rank - 1 < 12 ? c->rank - 1 : 12;
+  const int turn = c->rank == 0 ? 0 : c->rank - 1 < TURNS ? c->rank - 1 : TURNS;
   const struct peer *first = NULL;
   int more = 0;
   for (int i = 0; i < w->n_peers; i++) {

@@ -25,6 +25,10 @@ def mpirun(np, *words, **more):
     return start("mpirun", "--oversubscribe", "-np", str(np), WORLD, *map(str, words), **more)
 
 
+# A fault must end the world of itself: well before what it does instead (sleeps of 300 s), on any machine.
+SOON = 100
+
+
 def once(text, pattern):
     check(len(re.findall(pattern, text)) == 1, f"expected once: {pattern}", text)
 
@@ -54,9 +58,9 @@ def test_other_algorithms_same_bits():
 
 def test_world_mismatch():
     for np, expected in ((3, 4), (2, 1), (1, 2)):
-        code, text, seconds = mpirun(np, "open", expected).end(10)
+        code, text, seconds = mpirun(np, "open", expected).end()
         check(code == COMMUNICATION, f"exit code {code}", text)
-        check(seconds < 5, f"{seconds:.1f} s", text)
+        check(seconds < SOON, f"{seconds:.1f} s", text)
         once(text, rf"error: the configuration expects {expected} ranks?, but the launcher started {np}")
 
 
@@ -67,8 +71,8 @@ def test_world_match():
 
 def test_srun_singletons():
     for more in ({"SLURM_NTASKS": "4"}, {"SLURM_NPROCS": "4"}, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "8"}):
-        code, text, seconds = start(WORLD, "open", "0", SLURM_PROCID="1", **more).end(10)
-        check(code == COMMUNICATION and seconds < 5, f"exit code {code} after {seconds:.1f} s", text)
+        code, text, seconds = start(WORLD, "open", "0", SLURM_PROCID="1", **more).end()
+        check(code == COMMUNICATION and seconds < SOON, f"exit code {code} after {seconds:.1f} s", text)
         once(text, r"srun started 4 tasks")
         once(text, r"srun --mpi=pmix")
 
@@ -83,19 +87,31 @@ def test_mpirun_inside_slurm():
 def stopped(np, victim):
     code, text, seconds = mpirun(np, "stop", victim).end()
     check(code == COMMUNICATION, f"exit code {code}", text)
-    check(seconds < 12, f"{seconds:.1f} s", text)
-    once(text, rf"\[r\d\] error: rank {victim} has been silent for 1\.\d s in 'reduce gradients' of update 7")
+    check(seconds < SOON, f"{seconds:.1f} s", text)
+    return text, rf"error: rank {victim} has been silent for \d+\.\d s in 'reduce gradients' of update 7; ending the job"
 
 
-def test_stopped_rank(): stopped(3, 1)
-def test_stopped_rank_0(): stopped(3, 0)
+def test_stopped_rank():
+    for victim in (1, 2):
+        text, line = stopped(3, victim)
+        once(text, rf"\[r0\] {line}")
+        once(text, "has been silent")
+
+
+def test_stopped_rank_0():
+    """The lowest living rank speaks at once. The others wait for their turn, in which the launcher ends them, be it in time or not."""
+    text, line = stopped(4, 0)
+    once(text, rf"\[r1\] {line}")
+    check(len(re.findall("has been silent", text)) == len(re.findall(rf"\[r[123]\] {line}", text)), "every line says the same", text)
+    waited = [float(s) for s in re.findall(r"\[r[23]\].* silent for (\S+) s", text)]
+    check(all(s > 5 for s in waited), "the others leave it to rank 1", text)
 
 
 def test_killed_rank():
     for np, victim in ((3, 1), (2, 0)):
         code, text, seconds = mpirun(np, "kill", victim).end()
         check(code == 128 + signal.SIGKILL, f"exit code {code}", text)
-        check(seconds < 12, f"{seconds:.1f} s", text)
+        check(seconds < SOON, f"{seconds:.1f} s", text)
 
 
 def test_killed_launcher():
@@ -103,15 +119,15 @@ def test_killed_launcher():
     job.wait_for("waiting")
     check(len(job.ranks(WORLD)) == 3, "three ranks")
     job.process.kill()
-    job.end(10)
+    job.end()
 
 
 def test_stalled_operation():
     for victim in (0, 1):
         code, text, seconds = mpirun(3, "stall", victim).end()
         check(code == COMMUNICATION, f"exit code {code}", text)
-        check(seconds < 12, f"{seconds:.1f} s", text)
-        once(text, rf"rank {victim} has been in 'forward' of update 7 for \d\.\d s \(limit 2 s\); "
+        check(seconds < SOON, f"{seconds:.1f} s", text)
+        once(text, rf"rank {victim} has been in 'forward' of update 7 for \d+\.\d s \(limit 2 s\); "
                    r"elsewhere: 2 ranks waiting in 'reduce gradients' of update 7")
 
 
@@ -134,7 +150,7 @@ def test_suspended_job():
     check(len(ranks) == 3, "three ranks")
     for pid in ranks:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(4)  # the heartbeat limit is 1.5 s
+    time.sleep(4)  # the heartbeat limit is 2.5 s
     for pid in ranks:
         os.kill(pid, signal.SIGCONT)
     time.sleep(1)
@@ -146,12 +162,12 @@ def test_suspended_job():
 
 def test_abort_from_one_rank():
     code, text, seconds = mpirun(3, "abort", 1).end()
-    check(code == DATA and seconds < 12, f"exit code {code} after {seconds:.1f} s", text)
+    check(code == DATA and seconds < SOON, f"exit code {code} after {seconds:.1f} s", text)
 
 
 def test_early_exit_of_one_rank():
     code, text, seconds = mpirun(3, "exit", 2).end()
-    check(code == DATA and seconds < 12, f"exit code {code} after {seconds:.1f} s", text)
+    check(code == DATA and seconds < SOON, f"exit code {code} after {seconds:.1f} s", text)
 
 
 def test_signal_to_mpirun():

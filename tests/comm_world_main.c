@@ -11,7 +11,7 @@
 #include "comm/comm.h"
 #include "tests/test.h"
 
-static const struct comm_limits quick = {.start_s = 20, .update_s = 20, .save_s = 20, .heartbeat_s = 1.5};
+static const struct comm_limits quick = {.start_s = 60, .update_s = 60, .save_s = 60, .heartbeat_s = 2.5};
 
 static void sleep_s(double seconds) {
   struct timespec left = {.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - floor(seconds)) * 1e9)};
@@ -173,11 +173,11 @@ static int train(struct comm *c, enum fault fault, int victim, const struct comm
     bool now = me && update == 7;
     comm_enter(c, phase, "forward", update);
     sleep_s(fault == FAULT_SLOW_SAVE && update == 8 ? 1 : 0.02);
-    if (now && fault == FAULT_STALL) sleep_s(60);
+    if (now && fault == FAULT_STALL) sleep_s(300);
     if (now && fault == FAULT_COMPUTE)
       for (double until = clock_seconds() + 4; clock_seconds() < until;) continue;
     comm_enter(c, phase, "reduce gradients", update);
-    if (now && fault == FAULT_STOP) sleep_s(0.6), raise(SIGSTOP);
+    if (now && fault == FAULT_STOP) sleep_s(1), raise(SIGSTOP);
     if (now && fault == FAULT_KILL) raise(SIGKILL);
     if (now && fault == FAULT_ABORT) comm_abort(c, ERROR_DATA);
     if (now && fault == FAULT_EXIT) return ERROR_DATA;
@@ -200,11 +200,11 @@ static int train(struct comm *c, enum fault fault, int victim, const struct comm
 static volatile sig_atomic_t stop_asked;
 static void take_signal(int signal_number) { stop_asked |= signal_number == SIGUSR2; }
 
-/* Works until some rank is told to stop; leaves in good order with 75. */
+/* Works until some rank is told to stop; leaves in good order with 75.  Longer than any test waits. */
 static int wait_for_signal(struct comm *c) {
   struct error e;
   if (comm_rank(c) == 0) printf("waiting\n"), fflush(stdout);
-  for (double until = clock_seconds() + 20; clock_seconds() < until;) {
+  for (double until = clock_seconds() + 300; clock_seconds() < until;) {
     int64_t asked = stop_asked;
     if (!comm_or_i64(c, &asked, 1, &e)) return 1;
     if (asked) return ERROR_PREEMPTED;
