@@ -82,7 +82,7 @@ static void hold(void *context, int64_t index, int worker) {
   /* Returns only once the other task runs too: there are two real threads. */
   atomic_int *inside = context;
   atomic_fetch_add(inside, 1);
-  double limit = clock_seconds() + 10;
+  double limit = clock_seconds() + 100;
   while (atomic_load(inside) < 2 && clock_seconds() < limit) usleep(50);
 }
 
@@ -94,7 +94,7 @@ TEST(tasks_run_side_by_side) {
   atomic_int inside = 0;
   double start = clock_seconds();
   threads_run(t, 2, hold, &inside);
-  CHECK(clock_seconds() - start < 9);
+  CHECK(clock_seconds() - start < 90);
   threads_destroy(t);
 }
 

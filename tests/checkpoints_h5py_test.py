@@ -58,7 +58,7 @@ def check(condition, what):
 def fp4d(*arguments, ranks=1):
     launch = ["mpirun", "-np", str(ranks), "--oversubscribe", "--bind-to", "none"] if ranks > 1 else []
     done = subprocess.run(launch + [PROGRAM, *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, timeout=120)
+                          stderr=subprocess.STDOUT, timeout=300)
     check(done.returncode == 0, f"fp4d {' '.join(arguments)}: {done.returncode}\n" + done.stdout.decode())
 
 

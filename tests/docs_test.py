@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-from fp4d import BUILD, PROGRAM, ROOT, Skipped, check, main
+from fp4d import BUILD, LIMIT, PROGRAM, ROOT, Skipped, check, main
 
 ROOMS = "base|kernels|comm|data|model|checkpoints|trainer|configs|scripts|tests|docs"
 
@@ -40,7 +40,7 @@ def code(text):
 
 
 def shown(*arguments):
-    return subprocess.run([PROGRAM, "help", *arguments], capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run([PROGRAM, "help", *arguments], capture_output=True, text=True, timeout=LIMIT, check=True).stdout
 
 
 def keys():

@@ -31,6 +31,9 @@ ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1
 
 SEQ, BATCH = 64, 8
 
+# Seconds after which a thing counts as hanging: far above what a slow, loaded machine needs.
+LIMIT = 300
+
 
 class Wrong(Exception):
     """A test's expectation that did not hold."""
@@ -68,12 +71,17 @@ def descendants(pid):
     return found
 
 
-def alive(pid):
+def state(pid):
+    """The letter of /proc: R, S, T, Z, ...; nothing where there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+            return f.read().rsplit(")", 1)[1].split()[0]
     except OSError:
-        return False
+        return ""
+
+
+def alive(pid):
+    return state(pid) not in ("Z", "")
 
 
 class Result:
@@ -108,6 +116,12 @@ class Job:
         self.family.update(descendants(self.process.pid))
         return [p for p in self.family if alive(p)]
 
+    def await_stop(self):
+        """Until a SIGSTOP has taken effect, or the process has ended."""
+        until = time.monotonic() + LIMIT
+        while state(self.process.pid) not in ("T", "Z", "") and time.monotonic() < until:
+            time.sleep(0.001)
+
     def ranks(self, program=PROGRAM):
         """Process ids of fp4d, in order of rank."""
         found = []
@@ -126,21 +140,21 @@ class Job:
         with open(f"/proc/self/fd/{self.output.fileno()}", errors="replace") as f:
             return f.read()
 
-    def wait_for(self, pattern, limit=60):
+    def wait_for(self, pattern, limit=LIMIT):
         until = time.monotonic() + limit
         while not re.search(pattern, self.text()):
             check(time.monotonic() < until and self.process.poll() is None, f"no '{pattern}'", self.text())
             time.sleep(0.005)
         self.look()
 
-    def end(self, limit=120):
+    def end(self, limit=LIMIT):
         """Fails where the command or one of its processes stays."""
         until = time.monotonic() + limit
         while self.process.poll() is None and time.monotonic() < until:
             self.look()
             time.sleep(0.01)
         seconds, code = time.monotonic() - self.began, self.process.poll()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 30
         while any(alive(p) for p in self.family) and time.monotonic() < until:
             time.sleep(0.01)
         left = [p for p in self.family if alive(p)]
@@ -180,7 +194,7 @@ CONFIG_BASE = {
     "data.train": "train.tokens", "data.validation": "validation.tokens", "train.updates": 12, "train.global_batch": BATCH, "train.local_batch": 2,
     "train.seq_len": SEQ, "optimizer.lr": 3e-3, "optimizer.schedule": "cosine", "optimizer.min_lr": 3e-4,
     "optimizer.warmup_updates": 3, "validation.samples": 4, "log.peak_flops": 1e11,
-    "limits.start_s": 60, "limits.update_s": 60, "limits.save_s": 60}
+    "limits.start_s": LIMIT, "limits.update_s": LIMIT, "limits.save_s": LIMIT}
 
 
 def write_corpus(folder, skip, files, each):
@@ -268,13 +282,13 @@ class Place:
     def start(self, *arguments, np=0, prepare=None, environment=None):
         return Job(launcher(np, self.program) + list(arguments), self.path, prepare, **(environment or {}))
 
-    def command(self, *arguments, np=0, limit=120, prepare=None, environment=None):
+    def command(self, *arguments, np=0, limit=LIMIT, prepare=None, environment=None):
         return self.start(*arguments, np=np, prepare=prepare, environment=environment).end(limit)
 
     def start_train(self, name, settings=None, np=0, more=(), **options):
         return self.start("train", "tiny.yaml", *words({"run.folder": name, **(settings or {})}), *more, np=np, **options)
 
-    def train(self, name, settings=None, np=0, more=(), limit=120, **options):
+    def train(self, name, settings=None, np=0, more=(), limit=LIMIT, **options):
         """Trains in the folder `name`; settings on top of tiny.yaml."""
         return self.start_train(name, settings, np, more, **options).end(limit)
 
@@ -324,7 +338,7 @@ class Place:
 
     def read_tensors(self, step):
         if have_h5py():
-            out = subprocess.run([H5PY_PYTHON, "-c", TENSOR_DIGESTS, step], capture_output=True, text=True, timeout=60)
+            out = subprocess.run([H5PY_PYTHON, "-c", TENSOR_DIGESTS, step], capture_output=True, text=True, timeout=LIMIT)
             check(out.returncode == 0, "tensors of " + step, out.stderr)
             return json.loads(out.stdout)
         self.command("eval", step, "tiny.yaml", "--json", "eval.json").expect(DONE)
@@ -361,7 +375,7 @@ print(json.dumps(out))
 def have_h5py():
     if not hasattr(have_h5py, "answer"):
         try:
-            have_h5py.answer = subprocess.run([H5PY_PYTHON, "-c", "import h5py"], capture_output=True, timeout=60).returncode == 0
+            have_h5py.answer = subprocess.run([H5PY_PYTHON, "-c", "import h5py"], capture_output=True, timeout=LIMIT).returncode == 0
         except OSError:
             have_h5py.answer = False
     return have_h5py.answer

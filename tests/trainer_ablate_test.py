@@ -13,7 +13,7 @@ import sys
 import xml.dom.minidom
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fp4d import (CONFIG, DATA, DEVICE, DONE, PREEMPTED, ROOT, USAGE, Place, check, main, same)
+from fp4d import (CONFIG, DATA, DEVICE, DONE, LIMIT, PREEMPTED, ROOT, USAGE, Place, check, main, same)
 
 place = Place()
 with open(place.at("base.yaml"), "w") as base:
@@ -115,7 +115,7 @@ def test_signals():
         job = place.start("ablate", ablation(name, set={"train": {"updates": 100000}}, **more))
         job.wait_for(r"update +\d+/100000")
         job.process.send_signal(number)
-        job.end(60).expect(PREEMPTED, "stopped in route bf16, 1 of 2")
+        job.end().expect(PREEMPTED, "stopped in route bf16, 1 of 2")
         check(len(place.steps(f"{name}/bf16")) == 1, "a checkpoint")
         check(not os.path.exists(place.at(name, "mxfp4-row-sr")), "the next run does not begin")
 
@@ -303,7 +303,7 @@ def test_markdown():
 
 def script(name, *arguments):
     done = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", name), *arguments], cwd=place.path,
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=LIMIT)
     return done.returncode, done.stdout, done.stderr
 
 

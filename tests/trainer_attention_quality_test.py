@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fp4d import DONE, ENVIRONMENT, PROGRAM, USAGE, check, main
+from fp4d import DONE, ENVIRONMENT, LIMIT, PROGRAM, USAGE, check, main
 
 E2M1 = (0, .5, 1, 1.5, 2, 3, 4, 6)
 BOUNDS = (.25, .75, 1.25, 1.75, 2.5, 3.5, 5)
@@ -21,7 +21,7 @@ RAISE = 1 - math.log2(1.25)
 
 
 def bench(*arguments):
-    done = subprocess.run([PROGRAM, "bench", "attention", "--json", *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([PROGRAM, "bench", "attention", "--json", *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 

@@ -10,12 +10,12 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fp4d import DONE, ENVIRONMENT, PROGRAM, USAGE, check, main
+from fp4d import DONE, ENVIRONMENT, LIMIT, PROGRAM, USAGE, check, main
 
 
 def bench(*arguments, np=2, folder="."):
     done = subprocess.run(["mpirun", "-np", str(np), "--oversubscribe", "--bind-to", "none", PROGRAM, "bench", *arguments],
-                          env=ENVIRONMENT, cwd=folder, capture_output=True, text=True, timeout=120)
+                          env=ENVIRONMENT, cwd=folder, capture_output=True, text=True, timeout=LIMIT)
     return done.returncode, done.stdout, done.stderr
 
 

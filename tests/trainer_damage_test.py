@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 
-from fp4d import (BUILD, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, H5PY_PYTHON, PREEMPTED, PROGRAM, ROOT, SYSTEM, USAGE, Place, Skipped,
+from fp4d import (BUILD, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, H5PY_PYTHON, LIMIT, PREEMPTED, PROGRAM, ROOT, SYSTEM, USAGE, Place, Skipped,
                   check, have_h5py, main)
 
 ASAN = os.environ.get("FP4D_ASAN", os.path.join(BUILD, "asan", "fp4d"))
@@ -53,7 +53,7 @@ def cut(path, size):
 
 def refused(code, pattern, *arguments, lines=1, np=0, prepare=None):
     """The command fails in one line that says why; nothing crashes."""
-    out = place.command(*arguments, limit=60, np=np, prepare=prepare, environment=ENVIRONMENT)
+    out = place.command(*arguments, np=np, prepare=prepare, environment=ENVIRONMENT)
     errors = re.findall(r"^(?:\[r\d\] )?error: (.*)$", out.text, re.MULTILINE)
     for word in ("Sanitizer", "runtime error", "Segmentation", "Assertion", "core dumped", "HDF5-DIAG"):
         check(word not in out.text, word, out.text)
@@ -212,7 +212,7 @@ def stream_in_use_cut():
                                          "optimizer.min_lr": 0}, environment=ENVIRONMENT)
     job.wait_for(r"update +3/")
     cut(place.at("work/train.tokens"), 1000)
-    job.end(60).expect(DATA, r"error: (sample \d+: )?work/train\.tokens ends at byte \d+: it was cut after it was opened")
+    job.end().expect(DATA, r"error: (sample \d+: )?work/train\.tokens ends at byte \d+: it was cut after it was opened")
 
 
 case("stream_in_use_cut", stream_in_use_cut)
@@ -432,7 +432,7 @@ def poisoned(tensor, value, pattern):
     shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
     path = place.at(NEW, "rank-00000.h5")
     code = "import h5py, sys; d = h5py.File(sys.argv[1], 'r')[sys.argv[2]]; print(d.id.get_offset() + d.size // 2 * 4)"
-    at = int(subprocess.run([H5PY_PYTHON, "-c", code, path, tensor], capture_output=True, text=True, timeout=60, check=True).stdout)
+    at = int(subprocess.run([H5PY_PYTHON, "-c", code, path, tensor], capture_output=True, text=True, timeout=LIMIT, check=True).stdout)
     content = bytearray(read(path))
     content[at:at + 4] = struct.pack("<f", value)
     write(path, bytes(content))
@@ -464,7 +464,7 @@ def outgrown():
     shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
     path = place.at(NEW, "rank-00000.h5")
     code = "import h5py, sys; d = h5py.File(sys.argv[1], 'r')[sys.argv[2]]; print(d.id.get_offset(), d.size)"
-    at, n = map(int, subprocess.run([H5PY_PYTHON, "-c", code, path, "master/output.weight"], capture_output=True, text=True, timeout=60,
+    at, n = map(int, subprocess.run([H5PY_PYTHON, "-c", code, path, "master/output.weight"], capture_output=True, text=True, timeout=LIMIT,
                                     check=True).stdout.split())
     content = bytearray(read(path))
     content[at:at + 4 * n] = struct.pack("<f", 3e38) * n

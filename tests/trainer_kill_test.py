@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from fp4d import DONE, Place, check, main, same
+from fp4d import DONE, LIMIT, Place, check, main, same
 
 # A save takes about as long as an update: 0.6 million parameters, 7 MB.
 SETTINGS = {"model.hidden_size": 192, "model.ffn_size": 512, "model.n_heads": 6, "model.n_kv_heads": 2,
@@ -22,7 +22,7 @@ SETTINGS = {"model.hidden_size": 192, "model.ffn_size": 512, "model.n_heads": 6,
 place = Place()
 
 
-def wait_for_save(name, job, limit=30):
+def wait_for_save(name, job, limit=LIMIT):
     """Until a save is going on, found by its temporary folder."""
     folder = place.at(name, "checkpoints")
     until = time.monotonic() + limit
@@ -38,8 +38,9 @@ def wait_for_save(name, job, limit=30):
 def killed_often(np, kills, seed):
     dice = random.Random(seed)
     name = f"killed-{np}"
-    saved = inside = 0  # newest update that a process called saved; kills that left a temporary
-    for kill in range(kills):
+    kill = saved = inside = 0  # newest update that a process called saved; kills that left a temporary
+    enough = kills // 5
+    while kill < kills or (inside < enough and kill < 5 * kills):  # more on a machine where our look comes late
         job = place.start_train(name, {**SETTINGS, "train.updates": 1000000}, np)
         job.wait_for(r"update +\d+/")
         for _ in range(dice.randrange(6)):
@@ -53,14 +54,15 @@ def killed_often(np, kills, seed):
         ranks = job.ranks()
         check(len(ranks) == max(np, 1), f"{len(ranks)} ranks are there", job.text())
         os.kill(dice.choice(ranks), signal.SIGKILL)
-        out = job.end(60)
+        out = job.end()
         check(out.code == (137 if np else -9), f"exit code {out.code}", out.text)
         resumed = re.search(r"resumed from \S+ at update (\d+)\n", out.text)
         check("passed over" not in out.text, "what a killed process left is no damaged checkpoint", out.text)
         check((saved == 0 and not resumed) or int(resumed.group(1)) >= saved, f"resumed from {saved} or later", out.text)
         saved = max([saved] + [int(u) for u in re.findall(r"update +(\d+) +saved", out.text)])
         inside += bool(place.temporaries(name))
-    check(inside >= kills // 5, f"only {inside} of {kills} kills met a save")
+        kill += 1
+    check(inside >= enough, f"only {inside} of {kill} kills met a save")
 
     newest = place.steps(name)[-1]
     check(newest >= saved, f"the newest checkpoint {newest} and the last one called saved {saved}")
@@ -72,7 +74,7 @@ def killed_often(np, kills, seed):
     place.run(f"calm-{np}", {**last, "checkpoint.every": 0}, np)
     same(place.updates(f"calm-{np}"), place.updates(name), "after all the kills")
     same(place.tensors(f"calm-{np}", newest + 2), place.tensors(name, newest + 2), "after all the kills: tensors")
-    print(f"# {kills} kills, {inside} of them inside a save, {newest} updates")
+    print(f"# {kill} kills, {inside} of them inside a save, {newest} updates")
 
 
 def test_killed_often(): killed_often(0, 20, 1)

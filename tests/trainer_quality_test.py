@@ -13,7 +13,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "oracle")]
-from fp4d import DONE, H5PY_PYTHON, ROOT, Place, check, main
+from fp4d import DONE, H5PY_PYTHON, LIMIT, ROOT, Place, check, main
 
 try:
     import h5py
@@ -234,7 +234,7 @@ def test_table():
     with open(place.at("quality.json"), "w") as f:
         f.writelines(json.dumps(r) + "\n" for r in found)
     table = [os.path.join(ROOT, "scripts", "quality_table.py")]
-    done = subprocess.run(table + [place.at("quality.json")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(table + [place.at("quality.json")], capture_output=True, text=True, timeout=LIMIT)
     check(done.returncode == 0, done.stderr)
     blocks = [[[c.strip() for c in line.strip("|").split("|")] for line in block.splitlines()]
               for block in done.stdout.split("\n\n") if block.startswith("|")]
@@ -251,7 +251,7 @@ def test_table():
     ratio = [row for row in blocks[1] if row[:2] == ["dgrad", "`mxfp4-row-sr` / `nvfp4-local`"]]
     close(float(ratio[0][2]), sum(energy["mxfp4-row-sr"]) / sum(energy["nvfp4-local"]), "energy ratio", 1e-3)
     for path, words in ((place.at("none.json"), "No such file"), (os.path.join(ROOT, "Makefile"), "holds no contraction")):
-        done = subprocess.run(table + [path], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(table + [path], capture_output=True, text=True, timeout=LIMIT)
         check(done.returncode == 1 and words in done.stderr and len(done.stderr.splitlines()) == 1, path, done.stderr)
 
 

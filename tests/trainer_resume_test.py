@@ -351,7 +351,8 @@ def test_one_line_an_update():
         name, settings = f"lines-{np}", {"train.updates": 16, "checkpoint.every": 5, "validation.every": 4}
         out = place.train(name, {**settings, "fault": f"kill@14/{rank}"}, np)
         check(out.code in (-9, 137), f"exit code {out.code}", out.text)
-        check(place.column(name, "update")[-1] == 13, "13 updates are on record")
+        # Rank 0 may be a record behind when rank 1 dies and the launcher ends it.
+        check(place.column(name, "update")[-1] in ((12, 13) if np else (13,)), "13 updates are on record")
         with open(place.at(name, "metrics.jsonl"), "a") as f:
             f.write('{"kind":"update","update":14,"lo')  # a line that the death cut
         place.train(name, settings, np).expect(DONE, r"at update 10\n")

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 
-from fp4d import CHECKPOINT, COMMUNICATION, DATA, DONE, ENVIRONMENT, PREEMPTED, PROGRAM, SYSTEM, USAGE, Job, Place, check, main, words
+from fp4d import CHECKPOINT, COMMUNICATION, DATA, DONE, ENVIRONMENT, LIMIT, PREEMPTED, PROGRAM, SYSTEM, USAGE, Job, Place, check, main, words
 
 place = Place(**{"checkpoint.every": 3, "checkpoint.keep": 0})
 
@@ -24,7 +24,7 @@ def closed(streams, *arguments):
         for fd in streams:
             os.close(fd)
     return subprocess.run([PROGRAM, *arguments], cwd=place.path, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                          stderr=subprocess.DEVNULL, preexec_fn=close, timeout=60).returncode
+                          stderr=subprocess.DEVNULL, preexec_fn=close, timeout=LIMIT).returncode
 
 
 def test_closed_streams():
@@ -50,11 +50,11 @@ def test_another_librarys_launcher():
     """N processes that each are a world of one must not train N times over."""
     for variables in ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}, {"PMI_SIZE": "4", "PMI_RANK": "0"},
                       {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALNRANKS": "4"}):
-        out = place.train("singletons", environment=variables, limit=60).expect(
+        out = place.train("singletons", environment=variables).expect(
             COMMUNICATION, r"error: mpirun started 4 tasks, but each of them is an MPI world of one.* \(this mpirun is not that of the MPI library")
         check(not os.path.exists(place.at("singletons")), "nothing was made", out.text)
     for variables in ({"OMPI_COMM_WORLD_SIZE": "1"}, {"PMI_SIZE": "1", "PMI_RANK": "0"}, {"PMI_SIZE": "nonsense"}):
-        place.train("one", {"train.updates": 1, "optimizer.warmup_updates": 0}, environment=variables, limit=60).expect(DONE)
+        place.train("one", {"train.updates": 1, "optimizer.warmup_updates": 0}, environment=variables).expect(DONE)
         shutil.rmtree(place.at("one"))
 
 
@@ -74,7 +74,7 @@ def test_eval_of_a_living_run():
             out = place.command("eval", "living", "tiny.yaml", np=np).expect(DONE, r"update \d+  loss \d")
             check("passed over" not in out.text, "nothing was damaged", out.text)
     job.process.send_signal(signal.SIGUSR2)
-    job.end(60).expect(PREEMPTED)
+    job.end().expect(PREEMPTED)
     step = place.steps("living")[-1]
     first = place.command("eval", "living", "tiny.yaml").expect(DONE)  # of fewer updates than the checkpoint has
     second = place.command("eval", "living", "tiny.yaml", np=2).expect(DONE)
@@ -92,7 +92,7 @@ def test_inspect_of_a_living_run():
             out = place.command("inspect", "watched" if i % 3 else "watched/checkpoints", *more).expect(DONE, r"checkpoint of update \d+", r"state +whole")
     finally:
         job.process.send_signal(signal.SIGUSR2)
-        job.end(60).expect(PREEMPTED)
+        job.end().expect(PREEMPTED)
     update = place.steps("watched")[-1]
     os.remove(os.path.join(place.step("watched", update), "manifest.json"))
     out = place.command("inspect", "watched/checkpoints").expect(CHECKPOINT, rf"step-{update:08d}  .*manifest.json")
@@ -127,7 +127,7 @@ def test_one_sequence():
 def two_hosts(*arguments):
     """Two ranks, each in a folder of its own, as on two hosts with disks of their own."""
     command = [w for host in ("host0", "host1") for w in ([":"] if host == "host1" else []) + ["-np", "1", "-wdir", place.at(host), PROGRAM, *arguments]]
-    return Job(["mpirun", "--oversubscribe", "--bind-to", "none"] + command, place.path).end(60)
+    return Job(["mpirun", "--oversubscribe", "--bind-to", "none"] + command, place.path).end()
 
 
 def make_hosts():
@@ -223,7 +223,7 @@ def test_memory_that_is_not_there():
     sets = words({"model.hidden_size": 8192, "model.ffn_size": 32768, "model.n_layers": 64, "run.folder": place.at("large")})
     limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     out = subprocess.run([PROGRAM, "train", "tiny.yaml", *sets], cwd=place.path, env=ENVIRONMENT, preexec_fn=limit,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=60)
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=LIMIT)
     text = out.stdout.decode("utf-8", "replace")
     check(out.returncode == SYSTEM, "exit code", text)
     check(re.search(r"error: .*needs \d+\.\d+ GiB on this rank", text) and "fp4d plan" in text, "what is needed, what to do", text)
