@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-from fp4d import BUILD, COMMUNICATION, DATA, PREEMPTED, ROOT, Job, check, main
+from fp4d import BUILD, COMMUNICATION, DATA, PREEMPTED, ROOT, Job, check, main, take_hangups
 
 WORLD = os.path.join(BUILD, "tests", "comm_world_main")
 
@@ -182,8 +182,8 @@ SCRIPT = {"NP": "2", "BIND": "none", "MPIRUN_ARGS": "--oversubscribe", "FP4D": W
 
 
 def test_launch_script():
-    for number in (signal.SIGTERM, signal.SIGUSR2):
-        job = start("scripts/launch/mpirun.sh", "signal", **SCRIPT)
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
+        job = start("scripts/launch/mpirun.sh", "signal", prepare=take_hangups, **SCRIPT)
         job.wait_for("waiting")
         job.process.send_signal(number)
         code, text, _ = job.end()

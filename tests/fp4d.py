@@ -169,6 +169,16 @@ class Job:
         return Result(code, text, seconds)
 
 
+def take_hangups():
+    """For prepare: as a program starts that is not under nohup, even where this test is."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def ignore_hangups():
+    """For prepare: as under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def kill_living():
     """What a failed test left running."""
     for job in list(Job.living):

@@ -13,7 +13,7 @@ import sys
 import xml.dom.minidom
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fp4d import (CONFIG, DATA, DEVICE, DONE, LIMIT, PREEMPTED, ROOT, USAGE, Place, check, main, same)
+from fp4d import (CONFIG, DATA, DEVICE, DONE, LIMIT, PREEMPTED, ROOT, USAGE, Place, check, ignore_hangups, main, same, take_hangups)
 
 place = Place()
 with open(place.at("base.yaml"), "w") as base:
@@ -110,10 +110,15 @@ def test_stops_and_goes_on():
 
 def test_signals():
     """TERM to ablate is a checkpoint and exit code 75; under mpirun too."""
-    for name, launch, number in (("term", "", signal.SIGTERM), ("int", "mpirun -np 2 --oversubscribe --bind-to none", signal.SIGINT)):
-        more = {"launch": launch} if launch else {}
-        job = place.start("ablate", ablation(name, set={"train": {"updates": 100000}}, **more))
+    mpirun = {"launch": "mpirun -np 2 --oversubscribe --bind-to none"}
+    for name, more, number, prepare in (("term", {}, signal.SIGTERM, None), ("int", mpirun, signal.SIGINT, None), ("hup", {}, signal.SIGHUP, take_hangups),
+                                        ("nohup", {}, signal.SIGTERM, ignore_hangups)):
+        job = place.start("ablate", ablation(name, set={"train": {"updates": 100000}}, **more), prepare=prepare)
         job.wait_for(r"update +\d+/100000")
+        if prepare is ignore_hangups:
+            job.process.send_signal(signal.SIGHUP)
+            seen = int(re.findall(r"update +(\d+)/", job.text())[-1])
+            job.wait_for(rf"update +{seen + 20}/")
         job.process.send_signal(number)
         job.end().expect(PREEMPTED, "stopped in route bf16, 1 of 2")
         check(len(place.steps(f"{name}/bf16")) == 1, "a checkpoint")
@@ -286,11 +291,17 @@ def test_records_alone_are_enough():
 
 
 def test_markdown():
+    """Whole or not at all: what stood there under another name, too, is not written over."""
     first()
+    with open(place.at("c.md"), "w") as f:
+        f.write("before")
+    os.link(place.at("c.md"), place.at("c-before.md"))
     text = compare("bf16", "mxfp4-row-sr", more=["--markdown", "c.md"]).text
     with open(place.at("c.md")) as f:
         tables = [block.splitlines() for block in f.read().split("\n\n") if block.startswith("|")]
     check(len(tables) == 4, "four tables")
+    with open(place.at("c-before.md")) as f:
+        check(f.read() == "before" and not os.path.exists(place.at("c.md.tmp")), "published by a rename")
     for lines in tables:
         cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines]
         check(len({len(c) for c in cells}) == 1 and cells[1][0] == ":--", "a table", "\n".join(lines))

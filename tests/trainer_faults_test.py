@@ -16,7 +16,7 @@ import sys
 import time
 
 from fp4d import (CHECKPOINT, COMMUNICATION, CONFIG, DIVERGED, DONE, ENVIRONMENT, LIMIT, PREEMPTED, PROGRAM, SYSTEM, Job, Place,
-                  Skipped, Wrong, built_in_routes, check, launcher, main, route_settings, same, words)
+                  Skipped, Wrong, built_in_routes, check, ignore_hangups, launcher, main, route_settings, same, take_hangups, words)
 
 EVERY = {"checkpoint.every": 1, "checkpoint.keep": 0}
 SHORT = {"limits.heartbeat_s": 5}
@@ -178,9 +178,9 @@ def test_term_to_launcher():
 # ---- signals ----------------------------------------------------------------
 
 
-def stopped_by(name, np, send):
+def stopped_by(name, np, send, **options):
     """A long run that `send` ends after a checkpoint; a later start goes on to the bit."""
-    job = place.start_train(name, LONG, np)
+    job = place.start_train(name, LONG, np, **options)
     job.wait_for(r"update +5/")
     send(job)
     out = job.end().expect(PREEMPTED, r"stopped on request after update (\d+) of 1000000")
@@ -198,6 +198,18 @@ def test_term_to_rank_1(): stopped_by("term-1", 2, lambda job: os.kill(job.ranks
 def test_usr2_alone(): stopped_by("usr2-alone", 0, lambda job: job.process.send_signal(signal.SIGUSR2))
 def test_term_alone(): stopped_by("term-alone", 0, lambda job: job.process.send_signal(signal.SIGTERM))
 def test_int_alone(): stopped_by("int-alone", 0, lambda job: job.process.send_signal(signal.SIGINT))
+def test_hup_alone(): stopped_by("hup-alone", 0, lambda job: job.process.send_signal(signal.SIGHUP), prepare=take_hangups)
+def test_hup_to_rank_1(): stopped_by("hup-1", 2, lambda job: os.kill(job.ranks()[1], signal.SIGHUP), prepare=take_hangups)
+
+
+def test_hup_under_nohup():
+    job = place.start_train("nohup", LONG, prepare=ignore_hangups)
+    job.wait_for(r"update +5/")
+    job.process.send_signal(signal.SIGHUP)
+    seen = int(re.findall(r"update +(\d+)/", job.text())[-1])
+    job.wait_for(rf"update +{seen + 20}/")
+    job.process.send_signal(signal.SIGTERM)
+    job.end().expect(PREEMPTED)
 
 
 def test_usr1():

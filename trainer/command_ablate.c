@@ -88,6 +88,8 @@ static bool run_child(char *const *argv, int *code, bool *stop, struct error *e)
   sigset_t mask, before;
   sigemptyset(&mask);
   for (size_t i = 0; i < sizeof watched / sizeof *watched; i++) sigaddset(&mask, watched[i]);
+  struct sigaction hangup; /* a signal that waits behind a mask is seen even where it is ignored (nohup) */
+  if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN) sigdelset(&mask, SIGHUP);
   if (sigprocmask(SIG_BLOCK, &mask, &before) != 0) return error_errno(e, ERROR_SYSTEM, "cannot wait for signals");
   signal(SIGCHLD, SIG_DFL);
   fflush(NULL);

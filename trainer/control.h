@@ -3,6 +3,7 @@
  *   SIGUSR1            checkpoint now and go on
  *   SIGUSR2            checkpoint and leave with ERROR_PREEMPTED
  *   SIGTERM, SIGINT    the same as SIGUSR2, best effort
+ *   SIGHUP             the same, unless the program was started ignoring it (nohup)
  *   SIGPIPE            ignored: a run outlives the reader of its log
  *
  * A handler only sets a flag.  The update loop combines the flags of all ranks

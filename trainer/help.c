@@ -8,9 +8,9 @@
 
 const struct command commands[] = {
     {"train", "train a model; goes on from the newest checkpoint of the run's folder", command_train_arguments, command_train,
-     "Signals: SIGUSR1 saves a checkpoint and goes on; SIGUSR2, SIGTERM and SIGINT save one and\n"
-     "leave with exit code 75: the same command goes on from there. Under mpirun send SIGUSR1 or\n"
-     "SIGUSR2 to mpirun, which forwards them at once (docs/operations.md).\n"},
+     "Signals: SIGUSR1 saves a checkpoint and goes on; SIGUSR2, SIGTERM, SIGINT and SIGHUP (but\n"
+     "under nohup) save one and leave with exit code 75: the same command goes on from there. Under mpirun\n"
+     "send SIGUSR1 or SIGUSR2 to mpirun, which forwards them at once (docs/operations.md).\n"},
     {"check", "read config, data, checkpoints and environment; report every problem", command_check_arguments,
      command_check,
      "Trains nothing and changes nothing.  Prints a line for each thing looked at: \"ok\", or\n"

@@ -16,9 +16,10 @@
 #              and GB300, where HCOLL is not supported) or "--oversubscribe"
 # Variables named NCCL_*, UCX_* and FP4D_* go to every rank.
 #
-# Signals to this script: USR1 saves a checkpoint and goes on; USR2, TERM and INT
-# save one and stop (exit code 75).  mpirun itself would turn TERM into SIGKILL
-# after about two seconds: too early for a checkpoint, so TERM goes on as USR2.
+# Signals to this script: USR1 saves a checkpoint and goes on; USR2, TERM, INT
+# and HUP (but under nohup) save one and stop (exit code 75).  mpirun itself would
+# turn TERM into SIGKILL after about two seconds: too early for a checkpoint, so
+# TERM goes on as USR2.
 # The exit code is fp4d's (docs/operations.md).
 set -u
 . "$(dirname "$(readlink -f "$0")")/wait.sh" || exit 71
@@ -43,7 +44,7 @@ forward() { # SIGNAL
   if [ -n "$job" ]; then kill "-$1" "$job" 2> /dev/null; else early=$1; fi
 }
 trap 'forward USR1' USR1
-trap 'forward USR2' USR2 TERM INT
+trap 'forward USR2' USR2 TERM INT HUP
 
 # A process group of its own (-m): Ctrl-C reaches mpirun only through this script.
 set -m
