@@ -1,6 +1,5 @@
 #include "trainer/compare.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -9,6 +8,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "model/problems.h"
 #include "trainer/changes.h"
@@ -267,15 +267,19 @@ bool compare_runs(const struct compare *c, struct error *e) {
   bool good = x.run ? true : error_set(e, ERROR_SYSTEM, "out of memory");
   for (int i = 0; good && i < c->n; i++) good = records_read(&x.run[i], c->runs[i], e);
   good = good && check_matched(&x, e);
+  char *text = NULL;
+  size_t bytes = 0;
   if (good && c->markdown) {
-    x.markdown = fopen(c->markdown, "w");
-    good = x.markdown ? true : error_errno(e, ERROR_SYSTEM, "cannot write %s", c->markdown);
+    x.markdown = open_memstream(&text, &bytes);
+    good = x.markdown ? true : error_set(e, ERROR_SYSTEM, "out of memory");
   }
   if (good) say_matched(&x);
   good = good && summary(&x, e) && by_update(&x, TRAINING_LOSS, e) && by_update(&x, HELD_OUT_LOSS, e) && by_update(&x, GRADIENT_NORM, e);
   if (x.markdown) {
-    const bool written = !ferror(x.markdown);
-    if ((fclose(x.markdown) != 0 || !written) && good) good = error_errno(e, ERROR_SYSTEM, "cannot write %s", c->markdown);
+    const bool whole = !ferror(x.markdown);
+    if ((fclose(x.markdown) != 0 || !whole) && good) good = error_set(e, ERROR_SYSTEM, "out of memory");
+    good = good && file_publish(c->markdown, text, bytes, ERROR_SYSTEM, e);
+    free(text);
   }
   for (int i = 0; x.run && i < c->n; i++) records_free(&x.run[i]);
   free(x.run);
