@@ -42,6 +42,31 @@ static inline void test_device_close(struct device *d) {
   free(d);
 }
 
+/* The backend as the program opens it, with scratch for `x`. */
+static inline struct device *test_backend(int threads, const struct extent *x) {
+  struct error e = {0};
+  struct device *d = device_open("cpu", threads, &e);
+  if (!d) {
+    printf("not ok device: %s\n", e.message);
+    exit(1);
+  }
+  const int64_t bytes = d->k->scratch_bytes(d, x);
+  void *scratch = aligned_alloc(256, (size_t)(bytes + 255) / 256 * 256);
+  if (!scratch) {
+    printf("not ok memory: scratch of %" PRId64 " bytes\n", bytes);
+    exit(1);
+  }
+  memset(scratch, 0xA5, (size_t)bytes); /* what was there must not matter */
+  d->k->set_scratch(d, scratch, bytes);
+  return d;
+}
+
+static inline void test_backend_close(struct device *d) {
+  void *scratch = cpu_of(d)->scratch;
+  d->k->close(d);
+  free(scratch);
+}
+
 static inline double test_uniform(uint64_t key, int64_t i) { /* (0, 1) */
   struct philox_block r = philox4x32_10(key, philox_counter(7, 0, 0, 0, (uint32_t)i));
   return ((double)r.word[0] + 0.5) * 0x1p-32;

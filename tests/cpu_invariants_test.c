@@ -61,6 +61,19 @@ struct linear {
   struct operand o[ROLES];
 };
 
+static struct linear linear_of(struct matrix (*values)(int64_t rows, int64_t cols)) {
+  struct linear l = {0};
+  l.x = values(M, K);
+  l.w = values(N, K);
+  l.dy = values(M, N);
+  return l;
+}
+static void linear_free(struct linear *l) {
+  free(l->x.data);
+  free(l->w.data);
+  free(l->dy.data);
+}
+
 static struct operand operand_new(const struct encoding *e, enum role role, const struct matrix *m) {
   const bool row = role % 2 == 0;
   if (e->format == FORMAT_BF16) return operand_of_matrix(m, row ? VIEW_ROW : VIEW_COLUMN);
@@ -151,7 +164,7 @@ static struct matrix exact_matrix(int64_t rows, int64_t cols) {
 TEST(exact_on_exact_data) {
   linear_encodings e;
   all_local(e, SCALE_LOCAL_POW2, HADAMARD_NONE);
-  struct linear l = {exact_matrix(M, K), exact_matrix(N, K), exact_matrix(M, N), {{.rows = 0}}};
+  struct linear l = linear_of(exact_matrix);
   quantise(&l, e, 1);
   CHECK(l.o[DY_ROW].outer[0] != l.o[DY_ROW].outer[1]); /* the arms' */
   for (int p = 0; p < PRODUCTS; p++) {
@@ -172,9 +185,7 @@ TEST(exact_on_exact_data) {
     free(got.data);
   }
   linear_drop(&l);
-  free(l.x.data);
-  free(l.w.data);
-  free(l.dy.data);
+  linear_free(&l);
 }
 
 /* ---- transforms ----------------------------------------------------------------------------- */
@@ -234,7 +245,7 @@ enum { ROUTES = 4 };
 /* Against BF16, on normal numbers: Fprop, Dgrad (stochastic) and Wgrad of every
  * format with every transform that it takes; one transformed operand fails. */
 TEST(contractions_are_near) {
-  struct linear l = {gaussian(M, K), gaussian(N, K), gaussian(M, N), {{.rows = 0}}};
+  struct linear l = linear_of(gaussian);
   linear_encodings e;
   all_plain(e);
   quantise(&l, e, 1);
@@ -261,14 +272,12 @@ TEST(contractions_are_near) {
       linear_drop(&l);
     }
   for (int p = 0; p < PRODUCTS; p++) free(want[p].data);
-  free(l.x.data);
-  free(l.w.data);
-  free(l.dy.data);
+  linear_free(&l);
 }
 
 /* Another seed changes the codes of dY's row view and no other byte. */
 TEST(seeds_reach_the_row_view_alone) {
-  struct linear a = {gaussian(M, K), gaussian(N, K), gaussian(M, N), {{.rows = 0}}}, b = a;
+  struct linear a = linear_of(gaussian), b = a;
   for (int route = 0; route < ROUTES; route++) {
     linear_encodings e;
     encodings_of(e, route, HADAMARD_SIGNED_16);
@@ -284,15 +293,13 @@ TEST(seeds_reach_the_row_view_alone) {
     linear_drop(&a);
     linear_drop(&b);
   }
-  free(a.x.data);
-  free(a.w.data);
-  free(a.dy.data);
+  linear_free(&a);
 }
 
 /* Zeros in, zeros out: strips of zeros, and whole operands of them. */
 TEST(zeros_contract_to_zeros) {
   for (int route = 0; route < ROUTES; route++) {
-    struct linear l = {gaussian(M, K), gaussian(N, K), gaussian(M, N), {{.rows = 0}}};
+    struct linear l = linear_of(gaussian);
     memset((uint16_t *)l.dy.data + 128 * N, 0, (M - 128) * N * sizeof(uint16_t));
     memset(l.x.data, 0, M * K * sizeof(uint16_t));
     linear_encodings e;
@@ -306,9 +313,7 @@ TEST(zeros_contract_to_zeros) {
       free(got.data);
     }
     linear_drop(&l);
-    free(l.x.data);
-    free(l.w.data);
-    free(l.dy.data);
+    linear_free(&l);
   }
 }
 

@@ -151,17 +151,10 @@ int main(void) {
   }
   const struct extent x = {.tokens = 128, .head_chunk = 128, .hidden_size = COLS, .ffn_size = COLS, .vocab_size = COLS,
                            .attention = {.batch = 1, .seq_len = 128, .n_heads = 2, .n_kv_heads = 2, .head_dim = 32}};
-  struct error e;
-  device = device_open("cpu", 2, &e);
-  if (!device) {
-    printf("not ok device: %s\n", e.message);
-    return 1;
-  }
-  int64_t bytes = device->k->scratch_bytes(device, &x);
-  device->k->set_scratch(device, map(bytes), bytes);
+  device = test_backend(2, &x);
   RUN(quantise_and_contract);
   RUN(measure);
   RUN(embedding);
-  device->k->close(device);
+  test_backend_close(device);
   return test_report();
 }

@@ -261,23 +261,13 @@ int main(void) {
                            .hidden_size = 384,
                            .ffn_size = 384,
                            .vocab_size = 384};
-  struct error e;
-  device = device_open("cpu", 2, &e);
-  if (!device) {
-    printf("not ok device: %s\n", e.message);
-    return 1;
-  }
-  int64_t bytes = device->k->scratch_bytes(device, &x);
-  void *scratch = aligned_alloc(256, (size_t)(bytes + 255) / 256 * 256);
-  memset(scratch, 0xA5, (size_t)bytes);
-  device->k->set_scratch(device, scratch, bytes);
+  device = test_backend(2, &x);
   RUN(every_executable_encoding_is_compared);
   RUN(mxfp4);
   RUN(nvfp4);
   RUN(nvfp4_local);
   RUN(e4m3);
   RUN(e5m2);
-  device->k->close(device);
-  free(scratch);
+  test_backend_close(device);
   return test_report();
 }

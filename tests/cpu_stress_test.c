@@ -189,16 +189,7 @@ int main(void) {
                            .hidden_size = ROWS,
                            .ffn_size = ROWS,
                            .vocab_size = ROWS};
-  struct error e;
-  device = device_open("cpu", 2, &e);
-  if (!device) {
-    printf("not ok device: %s\n", e.message);
-    return 1;
-  }
-  int64_t bytes = device->k->scratch_bytes(device, &x);
-  void *scratch = aligned_alloc(256, (size_t)(bytes + 255) / 256 * 256);
-  memset(scratch, 0xA5, (size_t)bytes);
-  device->k->set_scratch(device, scratch, bytes);
+  device = test_backend(2, &x);
   find_subjects();
   printf("# %d encodings of views\n", n_subjects);
   if (n_subjects < 90) printf("not ok subjects: %d\n", n_subjects);
@@ -206,7 +197,6 @@ int main(void) {
   RUN(a_zero_block);
   RUN(an_outlier);
   RUN(not_finite);
-  device->k->close(device);
-  free(scratch);
+  test_backend_close(device);
   return test_report();
 }

@@ -151,6 +151,26 @@ static inline double rig_loss(struct rig *g) {
   return sum;
 }
 
+/* AdamW on the one batch until its mean loss is below `enough`, for at most `most` updates; the last loss. */
+static inline double rig_learn(struct rig *g, enum dtype param_dtype, int most, double enough, int *updates) {
+  double last = rig_loss(g) / (double)g->tokens;
+  int step = 0;
+  while (step < most && last > enough) {
+    rig_clear(g);
+    g->b.update = (uint32_t)step++;
+    model_forward_backward(g->m, &g->b, 1.0f / 64, g->nll);
+    const struct adamw a = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1,
+                            .bias1 = 1 - powf(0.9f, (float)step), .bias2 = 1 - powf(0.95f, (float)step)};
+    const struct draw draw = {0};
+    g->d->k->adamw_update(g->d, model_params(g->m), param_dtype, model_master(g->m), model_adam_m(g->m), model_adam_v(g->m),
+                          model_gradients(g->m), g->elements, &a, &draw, NULL);
+    model_refresh_weights(g->m);
+    last = rig_loss(g) / (double)g->tokens;
+  }
+  *updates = step;
+  return last;
+}
+
 static inline double dot(const float *a, const float *b, int64_t n) {
   double sum = 0;
   for (int64_t i = 0; i < n; i++) sum += (double)a[i] * (double)b[i];

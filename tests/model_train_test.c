@@ -439,20 +439,9 @@ TEST(learns_by_heart) {
     s.master = s.param_dtype == DTYPE_BF16;
     struct rig g;
     if (!rig_open(&g, &c, all_routes[i], &s, 2)) return;
-    double first = rig_loss(&g) / (double)g.tokens, last = first;
+    const double first = rig_loss(&g) / (double)g.tokens;
     int step = 0;
-    while (step < 60 && last > 0.1) {
-      rig_clear(&g);
-      g.b.update = (uint32_t)step++;
-      model_forward_backward(g.m, &g.b, 1.0f / 64, g.nll);
-      struct adamw a = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1,
-                        .bias1 = 1 - powf(0.9f, (float)step), .bias2 = 1 - powf(0.95f, (float)step)};
-      struct draw draw = {0};
-      g.d->k->adamw_update(g.d, model_params(g.m), s.param_dtype, model_master(g.m), model_adam_m(g.m),
-                           model_adam_v(g.m), model_gradients(g.m), g.elements, &a, &draw, NULL);
-      model_refresh_weights(g.m);
-      last = rig_loss(&g) / (double)g.tokens;
-    }
+    const double last = rig_learn(&g, s.param_dtype, 60, 0.1, &step);
     CHECK(first > 3.5 && first < 6);
     if (!(last < 0.1)) FAIL("%s: loss %g after %d updates", all_routes[i], last, step);
     rig_close(&g);
