@@ -1,4 +1,4 @@
-/* XXH3-128, compiled in from xxHash's single header. */
+/* XXH3, compiled in from xxHash's single header. */
 #include "base/hash.h"
 
 #include <stdlib.h>
@@ -14,6 +14,8 @@ struct hash_state {
 static struct hash of_xxh(XXH128_hash_t h) { return (struct hash){.high = h.high64, .low = h.low64}; }
 
 struct hash hash_bytes(const void *data, size_t bytes) { return of_xxh(XXH3_128bits(data, bytes)); }
+
+uint64_t hash_word(const void *data, size_t bytes, uint64_t seed) { return XXH3_64bits_withSeed(data, bytes, seed); }
 
 struct hash_state *hash_open(void) {
   struct hash_state *s = malloc(sizeof *s);

@@ -13,6 +13,9 @@ struct hash {
 
 struct hash hash_bytes(const void *data, size_t bytes);
 
+/* XXH3-64 with a seed: for tables and sketches, not for identity. */
+uint64_t hash_word(const void *data, size_t bytes, uint64_t seed);
+
 /* Streaming: hash_open, hash_feed…, hash_close. NULL when out of memory. */
 struct hash_state;
 struct hash_state *hash_open(void);
