@@ -313,10 +313,14 @@ struct kernels {
    * lse [batch, n_heads, seq_len] FP32, natural log of the softmax denominator
    * with scores scaled by 1/sqrt(head_dim).  *max_logit = max(*max_logit,
    * largest scaled score); may be NULL, as counts may.  payload NULL: all plain;
-   * else of Q, K and V the views are read where formats have them. */
+   * else of Q, K and V the views are read where formats have them.
+   * starts [batch, seq_len]: the first position of its sample that each query
+   * attends to, the first of its document: ascending, none after its own.  What
+   * is before it has no part in any sum.  NULL: 0 everywhere. */
   void (*attention_forward)(struct device *d, struct matrix *out, float *lse, float *max_logit,
                             struct quantise_counts *counts, const struct matrix *qkv,
-                            const struct attention_payload *payload, const struct attention_shape *s);
+                            const struct attention_payload *payload, const int32_t *starts,
+                            const struct attention_shape *s);
   /* Publishes *g from dO where formats->d_out has codes (else it is not called). */
   void (*attention_gradient)(struct device *d, const struct attention_gradient *g, struct quantise_counts *counts,
                              const struct matrix *d_out, const struct matrix *out, const float *lse,
@@ -326,7 +330,7 @@ struct kernels {
   void (*attention_backward)(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts,
                              const struct matrix *d_out, const struct attention_gradient *g, const struct matrix *out,
                              const float *lse, const struct matrix *qkv, const struct attention_payload *payload,
-                             const struct attention_shape *s);
+                             const int32_t *starts, const struct attention_shape *s);
 
   /* Boundary (3): out[tokens, ffn] = silu(gate) * up from gate_up[tokens,
    * 2 ffn], gate in the first ffn columns. */

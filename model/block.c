@@ -19,7 +19,8 @@ void block_forward(struct model *m, struct block *b, const struct matrix *residu
   /* (2) QKV + RoPE -> attention -> output projection */
   struct quantise_counts *seen = p->again ? NULL : m->attention_counts;
   k->rope_forward(d, &b->qkv, &b->payload, seen, m->cos_sin, shape);
-  k->attention_forward(d, &b->attended, b->lse, p->again ? NULL : m->max_logit, seen, &b->qkv, &b->payload, shape);
+  k->attention_forward(d, &b->attended, b->lse, p->again ? NULL : m->max_logit, seen, &b->qkv, &b->payload,
+                       p->b->starts, shape);
   e = emission_of_x(m, out, true, p);
   e.plain = NULL; /* `attended` is the plain view */
   if (e.row || e.column) k->quantise(d, &e, &b->attended);
@@ -65,7 +66,7 @@ void block_backward(struct model *m, struct block *b, struct block *below, const
   const struct attention_gradient *g = attention_format_plain(formats->d_out) ? NULL : &m->attention_gradient;
   if (g) k->attention_gradient(d, g, m->attention_counts, &m->d_attended, &b->attended, b->lse, formats, shape);
   k->attention_backward(d, &m->d_qkv, m->attention_counts, &m->d_attended, g, &b->attended, b->lse, &b->qkv, &b->payload,
-                        shape);
+                        p->b->starts, shape);
   e = emission_of_dy(m, qkv, b->layer, p);
   k->rope_backward(d, &e, &m->d_qkv, m->cos_sin, shape);
   linear_backward(m, qkv, &m->d_normed);

@@ -104,6 +104,8 @@ void model_refresh_weights(struct model *m);
 /* ---- computing ---------------------------------------------------------- */
 struct micro_batch {
   const int32_t *inputs, *targets; /* device, [batch * seq_len]; target < 0: not counted */
+  const int32_t *starts;           /* device, likewise: where each token's document begins in its sample, for attention
+                                    * within documents (kernels/kernels.h); NULL: attention to the whole sample */
   uint64_t first_sample;           /* index in the run */
   uint32_t update;
   uint64_t seed;                   /* of stochastic rounding */

@@ -13,6 +13,7 @@ struct attention_case {
   struct attention_gradient gradient;
   bool coded; /* dO is */
   struct matrix qkv, out, d_out, d_qkv;
+  int32_t *starts; /* NULL: whole samples */
   float *lse, max_logit;
   struct quantise_counts counts[ATTENTION_TENSORS];
   struct cpu_device d;
@@ -68,7 +69,7 @@ static inline struct attention_case *case_new(struct attention_shape s, struct a
 }
 
 static inline void case_free(struct attention_case *c) {
-  void *all[] = {c->qkv.data, c->d_qkv.data, c->out.data, c->d_out.data, c->lse, c->gradient.codes, c->gradient.lift,
+  void *all[] = {c->qkv.data, c->d_qkv.data, c->out.data, c->d_out.data, c->lse, c->starts, c->gradient.codes, c->gradient.lift,
                  c->gradient.d_stat, c->gradient.l_stat, c->d.scratch};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
   for (int v = 0; v < ATTENTION_VIEWS; v++) free(c->payload.view[v]);
@@ -84,7 +85,7 @@ static inline struct device *case_device(struct attention_case *c) {
 /* Boundary (2) without its rotation (which would make a NaN of an infinity), and attention. */
 static inline void case_forward(struct attention_case *c) {
   if (!attention_plain(&c->payload.formats)) attention_publish(case_device(c), &c->payload, c->counts, &c->qkv, &c->s);
-  cpu_attention_forward(case_device(c), &c->out, c->lse, &c->max_logit, c->counts, &c->qkv, &c->payload, &c->s);
+  cpu_attention_forward(case_device(c), &c->out, c->lse, &c->max_logit, c->counts, &c->qkv, &c->payload, c->starts, &c->s);
 }
 
 static inline void case_gradient(struct attention_case *c) {
@@ -94,7 +95,7 @@ static inline void case_gradient(struct attention_case *c) {
 
 static inline void case_backward(struct attention_case *c) {
   cpu_attention_backward(case_device(c), &c->d_qkv, c->counts, &c->d_out, c->coded ? &c->gradient : NULL, &c->out, c->lse,
-                         &c->qkv, &c->payload, &c->s);
+                         &c->qkv, &c->payload, c->starts, &c->s);
 }
 
 static inline void case_run(struct attention_case *c) {

@@ -72,9 +72,9 @@ static void run_sized(struct problem *p, int threads, struct attention_shape ext
   memset(d.scratch, 0xFF, (size_t)d.scratch_bytes);
   memset(p->d_qkv.data, 0xFF, (size_t)elements(&p->d_qkv) * dtype_bytes(p->d_qkv.dtype));
   memset(p->out.data, 0xFF, (size_t)elements(&p->out) * dtype_bytes(p->out.dtype));
-  cpu_attention_forward(&d.device, &p->out, p->lse, &p->max_logit, NULL, &p->qkv, NULL, &p->s);
+  cpu_attention_forward(&d.device, &p->out, p->lse, &p->max_logit, NULL, &p->qkv, NULL, NULL, &p->s);
   memset(d.scratch, 0xFF, (size_t)d.scratch_bytes);
-  cpu_attention_backward(&d.device, &p->d_qkv, NULL, &p->d_out, NULL, &p->out, p->lse, &p->qkv, NULL, &p->s);
+  cpu_attention_backward(&d.device, &p->d_qkv, NULL, &p->d_out, NULL, &p->out, p->lse, &p->qkv, NULL, NULL, &p->s);
   free(d.scratch);
   threads_destroy(d.threads);
 }

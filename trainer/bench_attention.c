@@ -17,13 +17,13 @@ struct attention {
 
 static bool forward(void *context, struct error *e) {
   struct attention *a = context;
-  a->d->k->attention_forward(a->d, &a->out, a->lse.data, NULL, NULL, &a->qkv, NULL, &a->shape);
+  a->d->k->attention_forward(a->d, &a->out, a->lse.data, NULL, NULL, &a->qkv, NULL, NULL, &a->shape);
   return a->d->k->synchronize(a->d, e);
 }
 
 static bool backward(void *context, struct error *e) {
   struct attention *a = context;
-  a->d->k->attention_backward(a->d, &a->d_qkv, NULL, &a->d_out, NULL, &a->out, a->lse.data, &a->qkv, NULL, &a->shape);
+  a->d->k->attention_backward(a->d, &a->d_qkv, NULL, &a->d_out, NULL, &a->out, a->lse.data, &a->qkv, NULL, NULL, &a->shape);
   return a->d->k->synchronize(a->d, e);
 }
 

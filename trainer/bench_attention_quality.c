@@ -201,7 +201,7 @@ static bool run_operator(struct causal *c, const struct attention_formats *f, st
     c->payload.view[i] = device_room(c, attention_view_bytes(f, &c->shape, false, (enum attention_view)i), &good, e);
   if (good) {
     k->rope_forward(c->d, &c->qkv, &c->payload, NULL, c->cos_sin, &c->shape);
-    k->attention_forward(c->d, &c->out, c->lse, NULL, counts, &c->qkv, attention_plain(f) ? NULL : &c->payload, &c->shape);
+    k->attention_forward(c->d, &c->out, c->lse, NULL, counts, &c->qkv, attention_plain(f) ? NULL : &c->payload, NULL, &c->shape);
     k->download(c->d, c->host, c->out.data, (size_t)(c->out.rows * c->out.cols) * sizeof *c->host);
     good = k->synchronize(c->d, e);
   }

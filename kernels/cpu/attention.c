@@ -58,13 +58,18 @@ CPU_CLONES float attention_dot(const float *x, const float *y, int64_t n) {
   return sum[0];
 }
 
-void attention_require(const struct attention_layout *a, const struct matrix *qkv, const struct matrix *out) {
+void attention_require(const struct attention_layout *a, const struct matrix *qkv, const struct matrix *out,
+                       const int32_t *starts) {
   const struct attention_shape *s = &a->shape;
   int64_t tokens = s->batch * s->seq_len;
   CPU_REQUIRE(qkv->rows == tokens && qkv->cols == (s->n_heads + 2 * s->n_kv_heads) * s->head_dim,
               "qkv must be [tokens, (n_heads + 2 n_kv_heads) * head_dim]");
   CPU_REQUIRE(out->rows == tokens && out->cols == s->n_heads * s->head_dim,
               "attention output must be [tokens, n_heads * head_dim]");
+  for (int64_t t = 0; starts && t < tokens; t++) {
+    int64_t i = t % s->seq_len, least = i > 0 ? starts[t - 1] : 0;
+    CPU_REQUIRE(starts[t] >= least && starts[t] <= i, "a document must begin at its tokens or before, and none before the last");
+  }
 }
 
 /* n rows of `dim` BF16 elements, `stride` apart. A row's successors are fetched

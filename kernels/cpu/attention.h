@@ -2,15 +2,16 @@
  * bits, and what its forward and backward share.
  *
  * Query head h reads kv head h / group, group = n_heads / n_kv_heads.  For
- * query i only keys j <= i exist: a later token takes no part in any sum, not
- * even as a zero.  All values are FP32; sums run in the order written.
+ * query i only keys j, starts_i <= j <= i, exist (starts_i = 0 without starts):
+ * another token takes no part in any sum, not even as a zero.  All values are
+ * FP32; sums run in the order written, over the tokens that exist.
  *
  *   scale = 1 / sqrt(head_dim),  kappa = scale * log2(e)
  *   s_ij  = +0;  d ascending: s_ij = fma(q_id, k_jd, s_ij)
  *
- * Forward: keys in tiles of 128 from key 0, softmax online in base 2
+ * Forward: keys in tiles of 128 from key 0 of the sample, softmax online in base 2
  * (Milakov and Gimelshein; Dao et al., "FlashAttention").
- *   m = -inf, l = +0, O_d = +0;  for each tile:
+ *   m = -inf, l = +0, O_d = +0;  for each tile with a key that exists:
  *     m' = max(m, every s_ij of the tile)         a NaN is never the larger
  *     b  = m' * kappa  (0 where m' is -inf),  c = exp2(fma(m, kappa, -b)),  m = m'
  *     p_j = exp2(fma(s_ij, kappa, -b))
@@ -24,9 +25,9 @@
  *   p_ij  = exp2(fma(s_ij, kappa, -(lse_i * log2(e))))
  *   dp_ij = +0;  d ascending: fma(dO_id, v_jd, dp_ij)
  *   ds_ij = p_ij * (dp_ij - D_i)
- *   dV_jd = +0;  heads of the group ascending, in each i ascending from j: fma(p_ij, dO_id, dV_jd)
+ *   dV_jd = +0;  heads of the group ascending, in each i ascending from j, starts_i <= j: fma(p_ij, dO_id, dV_jd)
  *   dK_jd = +0;  the same order: fma(ds_ij, q_id, dK_jd);  at the end times scale
- *   dQ_id = +0;  j ascending to i: fma(ds_ij, k_jd, dQ_id);  at the end times scale
+ *   dQ_id = +0;  j ascending from starts_i to i: fma(ds_ij, k_jd, dQ_id);  at the end times scale
  *
  * In few bits (kernels/attention.h says how each number is written) q, k and v
  * are what their codes decode to: the same sums over those, with these differences.
@@ -80,8 +81,9 @@ struct attention_layout {
 };
 
 struct attention_layout attention_layout(const struct attention_shape *s);
-/* Aborts unless the matrices have the shape's extents. */
-void attention_require(const struct attention_layout *a, const struct matrix *qkv, const struct matrix *out);
+/* Aborts unless the matrices have the shape's extents and starts (or NULL) ascend. */
+void attention_require(const struct attention_layout *a, const struct matrix *qkv, const struct matrix *out,
+                       const int32_t *starts);
 
 /* Columns of qkv at which query head h, and k or v of kv head g, begin. */
 static inline int64_t attention_q_col(const struct attention_layout *a, int64_t h) { return h * a->shape.head_dim; }
@@ -151,6 +153,17 @@ enum attention_edge {
 
 #define ATTENTION_INLINE static inline __attribute__((always_inline))
 
+/* Where the keys begin that 32 queries of a sample see, counted from the tile's first,
+ * `key`, and in 0..128: first[32], ascending; of queries that do not exist, the last one's.  False, and nothing is written, where none begins after `key`. */
+static inline bool attention_first_keys(int32_t *first, const int32_t *starts, int64_t queries, int64_t key) {
+  if (!starts || starts[queries - 1] <= key) return false;
+  for (int64_t l = 0; l < ATTENTION_BLOCK; l++) {
+    int64_t start = starts[l < queries ? l : queries - 1] - key;
+    first[l] = (int32_t)(start < 0 ? 0 : start > ATTENTION_KEYS ? ATTENTION_KEYS : start);
+  }
+  return true;
+}
+
 /* c[8][32] continued (or, `fresh`, begun at +0) by c_rl = fma(A_rk, b_kl, c_rl)
  * for k ascending, A_rk = a[r * a_row + k * a_k].  k: the edges before, n, the
  * edges after; a fresh product has no edges, and n > 0. */
@@ -189,6 +202,44 @@ ATTENTION_INLINE void attention_product(float *restrict c, int64_t ldc, const fl
   }
   for (int r = 0; r < ATTENTION_ROWS; r++)
     for (int l = 0; l < ATTENTION_BLOCK; l++) c[r * ldc + l] = sum[r][l];
+}
+
+/* c[8][32] continued as there, row r for from[r] <= k < to[r] alone: where a
+ * document ends among the rows. */
+ATTENTION_INLINE void attention_product_ragged(float *restrict c, int64_t ldc, const float *restrict a, int64_t a_row,
+                                               int64_t a_k, const float *restrict b, int64_t ldb, const int64_t *from,
+                                               const int64_t *to) {
+  for (int r = 0; r < ATTENTION_ROWS; r++) {
+    float sum[ATTENTION_BLOCK];
+    for (int l = 0; l < ATTENTION_BLOCK; l++) sum[l] = c[r * ldc + l];
+    for (int64_t k = from[r]; k < to[r]; k++)
+      for (int l = 0; l < ATTENTION_BLOCK; l++)
+        sum[l] = __builtin_fmaf(a[r * a_row + k * a_k], b[k * ldb + l], sum[l]);
+    for (int l = 0; l < ATTENTION_BLOCK; l++) c[r * ldc + l] = sum[l];
+  }
+}
+
+/* c[8][32] of 8 queries continued by sums over the keys that each sees: those from
+ * first[r] (NULL: from 0) to, `diagonal`, its own (row r's: ahead + r), else keys - 1. */
+ATTENTION_INLINE void attention_product_queries(float *restrict c, int64_t ldc, const float *restrict a, int64_t a_row,
+                                                int64_t a_k, const float *restrict b, int64_t ldb, int64_t keys,
+                                                bool diagonal, int64_t ahead, const int32_t *first) {
+  int64_t skip = first ? first[0] : 0;
+  if (first && first[ATTENTION_ROWS - 1] != skip) {
+    int64_t from[ATTENTION_ROWS], to[ATTENTION_ROWS];
+    for (int r = 0; r < ATTENTION_ROWS; r++) {
+      from[r] = first[r];
+      to[r] = diagonal && ahead + r + 1 < keys ? ahead + r + 1 : keys;
+    }
+    attention_product_ragged(c, ldc, a, a_row, a_k, b, ldb, from, to);
+    return;
+  }
+  a += skip * a_k;
+  b += skip * ldb;
+  if (!diagonal)
+    attention_product(c, ldc, a, a_row, a_k, b, ldb, keys - skip, false, EDGE_NONE, 0);
+  else
+    attention_product(c, ldc, a, a_row, a_k, b, ldb, ahead + 1 - skip, false, EDGE_AFTER, 0);
 }
 
 #endif

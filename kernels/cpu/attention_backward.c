@@ -67,6 +67,7 @@ struct backward {
   const struct attention_gradient *gradient;    /* where it has */
   struct matrix *d_qkv;
   const struct matrix *d_out, *out;
+  const int32_t *starts; /* [batch, seq_len] or NULL */
   const float *lse;
   float *delta; /* D: [batch, n_heads, seq_len], where it has not */
   struct quantise_counts *counts;
@@ -95,6 +96,8 @@ struct pair {
   int64_t keys, queries; /* that exist */
   int64_t ahead;         /* first query - first key; below 128 the diagonal is in the pair */
   const float *lse, *delta; /* where dO has codes: l_stat, d_stat */
+  bool ragged;              /* some query begins after the first key: at first[32] of the pair's keys, ascending */
+  int32_t first[ATTENTION_BLOCK];
 };
 
 /* Of a lane of keys: dS in codes. */
@@ -113,16 +116,17 @@ ATTENTION_INLINE void gradients(float *restrict p, float *restrict ds, float kap
     }
 }
 
-/* The same in E4M3, lifted; `last`: of the keys that the first query sees. */
+/* The same in E4M3, lifted; `last`: of the keys that the first query sees; first[8]:
+ * the first that each sees. */
 ATTENTION_INLINE void gradients_e4m3(float *restrict p, float *restrict ds, float kappa, float scale,
                                      const float l_stat[R], const float d_stat[R], int64_t last, int64_t queries,
-                                     struct seen *restrict seen) {
+                                     const int32_t first[R], struct seen *restrict seen) {
   for (int r = 0; r < R; r++) {
     int32_t visible = r < queries ? (int32_t)(last + r) : -1; /* the last key */
     for (int l = 0; l < W; l++) {
       float x = e4m3_round(attention_p_lifted(p[r * PAIR_LD + l], kappa, l_stat[r]));
       float dp = ds[r * PAIR_LD + l], z = attention_ds_lifted(x, dp, d_stat[r], scale), code = e4m3_round(z);
-      uint32_t mask = l <= visible ? ~0u : 0u, size = f32_bits(z) & 0x7FFFFFFFu & mask;
+      uint32_t mask = l <= visible && l >= first[r] ? ~0u : 0u, size = f32_bits(z) & 0x7FFFFFFFu & mask;
       seen->zeros[l] += (uint32_t)(code == 0.0f) & (uint32_t)(dp + d_stat[r] != 0.0f) & mask;
       seen->saturated[l] += size > 0x43E00000u; /* 448 */
       seen->largest[l] = size > seen->largest[l] && size < 0x7F800000u ? size : seen->largest[l];
@@ -143,16 +147,19 @@ ATTENTION_INLINE void pair_scores_as(const struct attention_layout *a, const str
       delta[r] = exists ? n->delta[r0 + r] : 0.0f;
     }
     int64_t keys = n->ahead + r0 + R < n->keys ? n->ahead + r0 + R : n->keys;
-    for (int64_t j = 0; j < keys; j += W) {
+    for (int64_t j = n->ragged ? n->first[r0] / W * W : 0; j < keys; j += W) {
       float *p = w->p + r0 * PAIR_LD + j, *ds = w->ds + r0 * PAIR_LD + j;
       attention_product(p, PAIR_LD, w->q + r0 * a->ld, a->ld, 1, w->k_columns + j / W * a->transposed, W,
                         a->shape.head_dim, true, EDGE_NONE, 0);
       attention_product(ds, PAIR_LD, w->d_out + r0 * a->ld, a->ld, 1, w->v_columns + j / W * a->transposed, W,
                         a->shape.head_dim, true, EDGE_NONE, 0);
-      if (codes)
-        gradients_e4m3(p, ds, a->kappa, a->scale, exponent, delta, n->ahead + r0 - j, n->queries - r0, seen);
-      else
+      if (codes) {
+        int32_t first[R] = {0};
+        for (int r = 0; n->ragged && r < R; r++) first[r] = n->first[r0 + r] - (int32_t)j;
+        gradients_e4m3(p, ds, a->kappa, a->scale, exponent, delta, n->ahead + r0 - j, n->queries - r0, first, seen);
+      } else {
         gradients(p, ds, a->kappa, exponent, delta);
+      }
     }
   }
 }
@@ -166,19 +173,35 @@ static CPU_CLONES void pair_scores_e4m3(const struct attention_layout *a, const 
   pair_scores_as(a, w, n, true, seen);
 }
 
+/* seen_to[key]: the queries before this one see it, unless it is later than they. */
+static void queries_of_keys(int64_t seen_to[ATTENTION_KEYS + R], const struct pair *n) {
+  int64_t i = 0, padded = round_up(n->keys, R);
+  for (int64_t j = 0; j < padded; j++) {
+    while (i < n->queries && (!n->ragged || n->first[i] <= j)) i++;
+    seen_to[j] = i;
+  }
+}
+
 /* out[keys][d] continued by the pair's A^T B, A = P or dS, B = rows of dO or Q. */
 static CPU_CLONES void pair_to_keys(const struct attention_layout *a, float *out, const float *pairs,
                                     const float *rows, const struct pair *n) {
+  int64_t seen_to[ATTENTION_KEYS + R];
+  queries_of_keys(seen_to, n);
   for (int64_t d = 0; d < a->cols; d += W)
     for (int64_t j = 0; j < n->keys; j += R) {
       int64_t i = j - n->ahead; /* the query on the diagonal */
+      int64_t queries = seen_to[j];
       float *c = out + j * a->ld + d;
-      if (i < 0) {
-        attention_product(c, a->ld, pairs + j, 1, PAIR_LD, rows + d, a->ld, n->queries, false, EDGE_NONE, 0);
-      } else if (i < n->queries) {
-        int64_t edges = n->queries - i < R ? n->queries - i : R;
+      if (seen_to[j + R - 1] != queries) {
+        int64_t from[R];
+        for (int r = 0; r < R; r++) from[r] = i + r > 0 ? i + r : 0;
+        attention_product_ragged(c, a->ld, pairs + j, 1, PAIR_LD, rows + d, a->ld, from, seen_to + j);
+      } else if (i < 0) {
+        attention_product(c, a->ld, pairs + j, 1, PAIR_LD, rows + d, a->ld, queries, false, EDGE_NONE, 0);
+      } else if (i < queries) {
+        int64_t edges = queries - i < R ? queries - i : R;
         attention_product(c, a->ld, pairs + i * PAIR_LD + j, 1, PAIR_LD, rows + i * a->ld + d, a->ld,
-                          n->queries - i - edges, false, EDGE_BEFORE, edges);
+                          queries - i - edges, false, EDGE_BEFORE, edges);
       }
     }
 }
@@ -187,14 +210,9 @@ static CPU_CLONES void pair_to_keys(const struct attention_layout *a, float *out
 static CPU_CLONES void pair_to_queries(const struct attention_layout *a, float *dq, const struct desk *w,
                                        const struct pair *n) {
   for (int64_t d = 0; d < a->cols; d += W)
-    for (int64_t r = 0; r < n->queries; r += R) {
-      float *c = dq + r * a->ld + d;
-      const float *ds = w->ds + r * PAIR_LD;
-      if (n->ahead >= ATTENTION_KEYS)
-        attention_product(c, a->ld, ds, PAIR_LD, 1, w->k + d, a->ld, n->keys, false, EDGE_NONE, 0);
-      else
-        attention_product(c, a->ld, ds, PAIR_LD, 1, w->k + d, a->ld, n->ahead + r + 1, false, EDGE_AFTER, 0);
-    }
+    for (int64_t r = 0; r < n->queries; r += R)
+      attention_product_queries(dq + r * a->ld + d, a->ld, w->ds + r * PAIR_LD, PAIR_LD, 1, w->k + d, a->ld, n->keys,
+                                n->ahead < ATTENTION_KEYS, n->ahead + r, n->ragged ? n->first + r : NULL);
 }
 
 /* ---- the walk ------------------------------------------------------------ */
@@ -219,7 +237,10 @@ static void load_keys(const struct backward *b, const struct desk *w, const stru
 /* Visible ones. */
 static int64_t pairs_of(const struct pair *n) {
   int64_t pairs = 0;
-  for (int64_t i = 0; i < n->queries; i++) pairs += n->ahead + i + 1 < n->keys ? n->ahead + i + 1 : n->keys;
+  for (int64_t i = 0; i < n->queries; i++) {
+    int64_t end = n->ahead + i + 1 < n->keys ? n->ahead + i + 1 : n->keys, begin = n->ragged ? n->first[i] : 0;
+    pairs += begin < end ? end - begin : 0;
+  }
   return pairs;
 }
 
@@ -249,7 +270,10 @@ static void walk(const struct backward *b, const struct desk *w, const struct wa
   size_t tile_bytes = (size_t)(ATTENTION_KEYS * a->ld) * sizeof(float);
   if (x->d_queries) memset(w->dq, 0, (size_t)(a->group * dq_floats) * sizeof(float));
 
-  for (int64_t key = x->key_begin; key < x->key_end; key += ATTENTION_KEYS) {
+  const int32_t *starts = b->starts ? b->starts + row0 : NULL;
+  int64_t key_begin = x->key_begin; /* dQ alone: from the tile in which the first query begins */
+  if (starts && !x->d_keys) key_begin = starts[x->query_begin] / ATTENTION_KEYS * ATTENTION_KEYS;
+  for (int64_t key = key_begin; key < x->key_end; key += ATTENTION_KEYS) {
     int64_t keys = x->key_end - key < ATTENTION_KEYS ? x->key_end - key : ATTENTION_KEYS;
     load_keys(b, w, x, key, keys);
     if (x->d_keys) {
@@ -263,6 +287,8 @@ static void walk(const struct backward *b, const struct desk *w, const struct wa
         struct pair n = {.keys = keys, .ahead = query - key, .lse = exponent + head0 + query,
                          .delta = delta + head0 + query};
         n.queries = x->query_end - query < W ? x->query_end - query : W;
+        n.ragged = attention_first_keys(n.first, starts ? starts + query : NULL, n.queries, key);
+        if (n.ragged && n.first[0] >= keys) break; /* so do all later ones */
         int64_t padded = round_up(n.queries, R);
         attention_load(w->q, a, &b->source.q, row0 + query, n.queries, padded, head);
         attention_load(w->d_out, a, &b->d_out_source, row0 + query, n.queries, padded, head);
@@ -325,13 +351,13 @@ static void split_task(void *context, int64_t index, int worker) {
 void cpu_attention_backward(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts,
                             const struct matrix *d_out, const struct attention_gradient *g, const struct matrix *out,
                             const float *lse, const struct matrix *qkv, const struct attention_payload *payload,
-                            const struct attention_shape *s) {
+                            const int32_t *starts, const struct attention_shape *s) {
   struct cpu_device *cpu = cpu_of(d);
   int threads = threads_count(cpu->threads);
-  struct backward b = {.layout = attention_layout(s), .d_qkv = d_qkv, .d_out = d_out, .out = out, .lse = lse,
-                       .gradient = g, .counts = counts};
-  attention_require(&b.layout, qkv, out);
-  attention_require(&b.layout, d_qkv, d_out);
+  struct backward b = {.layout = attention_layout(s), .d_qkv = d_qkv, .d_out = d_out, .out = out, .starts = starts,
+                       .lse = lse, .gradient = g, .counts = counts};
+  attention_require(&b.layout, qkv, out, starts);
+  attention_require(&b.layout, d_qkv, d_out, NULL);
   b.source = attention_sources(&b.layout, qkv, payload);
   b.d_out_source = (struct attention_source){.plain = d_out};
   CPU_REQUIRE((g == NULL) == (!payload || attention_format_plain(payload->formats.d_out)), "dO has codes or has not");

@@ -128,30 +128,34 @@ ATTENTION_INLINE void weights_mxfp4(float *restrict scores, float *restrict sum,
 }
 
 /* Takes a block through a tile of `keys` keys.  `ahead` = the block's first
- * query - the tile's first key: below 128 the diagonal is in the tile. */
+ * query - the tile's first key: below 128 the diagonal is in the tile.
+ * first[32]: the tile's first key that each query sees; NULL: key 0. */
 ATTENTION_INLINE void attend_as(const struct attention_layout *a, const struct desk *w, const struct block *b,
-                                int64_t keys, int64_t ahead, const struct map *map, enum format pv, bool affine,
-                                struct seen *restrict counts) {
+                                int64_t keys, int64_t ahead, const int32_t *first, const struct map *map, enum format pv,
+                                bool affine, struct seen *restrict counts) {
   enum { W = ATTENTION_BLOCK, R = ATTENTION_ROWS };
   bool diagonal = ahead < ATTENTION_KEYS, lazy = !attention_format_plain(pv);
   float *scores = w->scores, kappa = a->kappa;
   int64_t seen = diagonal && ahead + W < keys ? ahead + W : keys;
-  for (int64_t j = 0; j < seen; j += R)
+  int64_t begin = first ? first[0] / ATTENTION_MX * ATTENTION_MX : 0; /* with a block of P */
+  for (int64_t j = begin; j < seen; j += R)
     attention_product(scores + j * W, W, w->k + j * a->ld, a->ld, 1, b->q, W, a->shape.head_dim, true, EDGE_NONE, 0);
   for (int64_t j = ahead + 1; j < seen; j++)
     for (int64_t l = 0; l < W; l++) scores[j * W + l] = l < j - ahead ? -F32_INFINITY : scores[j * W + l];
+  for (int64_t j = begin; first && j < seen && j < first[W - 1]; j++)
+    for (int l = 0; l < W; l++) scores[j * W + l] = j < first[l] ? -F32_INFINITY : scores[j * W + l];
 
   float top[W], base[W], correction[W], sum[W];
   for (int l = 0; l < W; l++) top[l] = b->largest[l];
-  for (int64_t j = 0; j < seen; j++)
+  for (int64_t j = begin; j < seen; j++)
     for (int l = 0; l < W; l++) top[l] = scores[j * W + l] > top[l] ? scores[j * W + l] : top[l];
   for (int l = 0; l < W; l++) {
     b->largest[l] = top[l];
     if (lazy) {
-      bool first = !(b->m[l] > -F32_INFINITY), moves = first || (b->m[l] - top[l]) * kappa < -ATTENTION_LAZY;
+      bool fresh = !(b->m[l] > -F32_INFINITY), moves = fresh || (b->m[l] - top[l]) * kappa < -ATTENTION_LAZY;
       top[l] = moves ? top[l] : b->m[l];
       base[l] = top[l] > -F32_INFINITY ? top[l] * kappa : 0.0f;
-      correction[l] = first ? 0.0f : f32_exp2(moves ? b->base[l] - base[l] : 0.0f);
+      correction[l] = fresh ? 0.0f : f32_exp2(moves ? b->base[l] - base[l] : 0.0f);
     } else {
       base[l] = top[l] > -F32_INFINITY ? top[l] * kappa : 0.0f;
       correction[l] = weight(b->m[l], kappa, base[l]);
@@ -161,30 +165,29 @@ ATTENTION_INLINE void attend_as(const struct attention_layout *a, const struct d
     sum[l] = 0.0f;
   }
   if (pv == FORMAT_MXFP4)
-    weights_mxfp4(scores, sum, seen, kappa, top, base, map, affine, counts);
+    weights_mxfp4(scores + begin * W, sum, seen - begin, kappa, top, base, map, affine, counts);
   else
-    weights(scores, sum, seen, kappa, base, pv == FORMAT_E4M3, counts);
+    weights(scores + begin * W, sum, seen - begin, kappa, base, pv == FORMAT_E4M3, counts);
   for (int l = 0; l < W; l++) b->l[l] = f32_fma(b->l[l], correction[l], sum[l]);
 
   for (int64_t r = 0; r < W; r++)
     for (int64_t d = 0; d < a->cols; d++) b->o[r * a->ld + d] = b->o[r * a->ld + d] * correction[r];
   for (int64_t d = 0; d < a->cols; d += W)
     for (int64_t r = 0; r < W; r += R) {
-      float *o = b->o + r * a->ld + d;
-      if (!diagonal)
-        attention_product(o, a->ld, scores + r, 1, W, w->v + d, a->ld, keys, false, EDGE_NONE, 0);
-      else if (ahead + r < keys) /* else past the end of the sequence */
-        attention_product(o, a->ld, scores + r, 1, W, w->v + d, a->ld, ahead + r + 1, false, EDGE_AFTER, 0);
+      if (!diagonal || ahead + r < keys) /* else past the end of the sequence */
+        attention_product_queries(b->o + r * a->ld + d, a->ld, scores + r, 1, W, w->v + d, a->ld, keys, diagonal,
+                                  ahead + r, first ? first + r : NULL);
     }
 }
 
 typedef void attend_body(const struct attention_layout *a, const struct desk *w, const struct block *b, int64_t keys,
-                         int64_t ahead, const struct map *map, struct seen *seen);
+                         int64_t ahead, const int32_t *first, const struct map *map, struct seen *seen);
 
 #define ATTEND(name, pv, affine)                                                                                       \
   static CPU_CLONES void name(const struct attention_layout *a, const struct desk *w, const struct block *b,           \
-                              int64_t keys, int64_t ahead, const struct map *map, struct seen *seen) {                 \
-    attend_as(a, w, b, keys, ahead, map, pv, affine, seen);                                                            \
+                              int64_t keys, int64_t ahead, const int32_t *first, const struct map *map,                \
+                              struct seen *seen) {                                                                     \
+    attend_as(a, w, b, keys, ahead, first, map, pv, affine, seen);                                                     \
   }
 ATTEND(attend_plain, FORMAT_BF16, false)
 ATTEND(attend_e4m3, FORMAT_E4M3, false)
@@ -202,6 +205,7 @@ struct forward {
   struct map map;
   attend_body *attend;
   struct matrix *out;
+  const int32_t *starts; /* [batch, seq_len] or NULL */
   float *lse;
   struct quantise_counts *counts;
   float *largest; /* one a worker */
@@ -249,9 +253,10 @@ static void finish_block(const struct forward *f, const struct block *b, int64_t
 
 /* Of the queries that exist, at most `queries`. */
 static void add_seen(struct quantise_counts *counts, const struct seen *seen, int64_t keys, int64_t ahead,
-                     int64_t queries) {
+                     const int32_t *first, int64_t queries) {
   for (int64_t l = 0; l < ATTENTION_BLOCK && l < queries; l++) {
-    counts->elements += ahead + l + 1 < keys ? ahead + l + 1 : keys;
+    int64_t end = ahead + l + 1 < keys ? ahead + l + 1 : keys, begin = first ? first[l] : 0;
+    counts->elements += begin < end ? end - begin : 0;
     counts->underflowed += seen->zeros[l];
     counts->blocks += seen->blocks[l];
     counts->zero_blocks += seen->zero_blocks[l];
@@ -279,7 +284,9 @@ static void forward_task(void *context, int64_t index, int worker) {
       int64_t query = first + i * ATTENTION_BLOCK, n = end - query < ATTENTION_BLOCK ? end - query : ATTENTION_BLOCK;
       begin_block(f, &w, &b, row0 + query, n, kv_head * a->group + g);
     }
-  for (int64_t key = 0; key < end; key += ATTENTION_KEYS) {
+  const int32_t *starts = f->starts ? f->starts + row0 + first : NULL; /* of the tile's queries */
+  int64_t key0 = starts ? starts[0] / ATTENTION_KEYS * ATTENTION_KEYS : 0;
+  for (int64_t key = key0; key < end; key += ATTENTION_KEYS) {
     int64_t keys = end - key < ATTENTION_KEYS ? end - key : ATTENTION_KEYS;
     int64_t padded = round_up(keys, ATTENTION_ROWS);
     attention_load(w.k, a, &f->source.k, row0 + key, keys, padded, kv_head);
@@ -288,9 +295,13 @@ static void forward_task(void *context, int64_t index, int worker) {
       for (int64_t i = 0; i < blocks; i++) {
         struct block b = block_at(a, &w, g, i);
         struct seen seen = {{0}, {0}, {0}};
-        int64_t ahead = first + i * ATTENTION_BLOCK - key;
-        f->attend(a, &w, &b, keys, ahead, &f->map, &seen);
-        if (coded) add_seen(&counts, &seen, keys, ahead, end - first - i * ATTENTION_BLOCK);
+        int64_t query = first + i * ATTENTION_BLOCK, ahead = query - key;
+        int64_t n = end - query < ATTENTION_BLOCK ? end - query : ATTENTION_BLOCK;
+        int32_t begins[ATTENTION_BLOCK];
+        bool ragged = attention_first_keys(begins, starts ? starts + i * ATTENTION_BLOCK : NULL, n, key);
+        if (ragged && begins[0] >= keys) continue;
+        f->attend(a, &w, &b, keys, ahead, ragged ? begins : NULL, &f->map, &seen);
+        if (coded) add_seen(&counts, &seen, keys, ahead, ragged ? begins : NULL, n);
       }
   }
   if (coded) cpu_counts_add(&f->counts[ATTENTION_P], &counts);
@@ -306,14 +317,15 @@ static void forward_task(void *context, int64_t index, int worker) {
 
 void cpu_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit,
                            struct quantise_counts *counts, const struct matrix *qkv,
-                           const struct attention_payload *payload, const struct attention_shape *s) {
+                           const struct attention_payload *payload, const int32_t *starts,
+                           const struct attention_shape *s) {
   struct cpu_device *cpu = cpu_of(d);
   int threads = threads_count(cpu->threads);
-  struct forward f = {.layout = attention_layout(s), .out = out, .lse = lse, .counts = counts};
+  struct forward f = {.layout = attention_layout(s), .out = out, .starts = starts, .lse = lse, .counts = counts};
   if (payload) f.map = (struct map){payload->formats.pv, payload->formats.p_slope, payload->formats.p_offset};
   f.source = attention_sources(&f.layout, qkv, payload);
   f.attend = attend_of(&f.map);
-  attention_require(&f.layout, qkv, out);
+  attention_require(&f.layout, qkv, out, starts);
   CPU_REQUIRE(cpu->scratch_bytes >= attention_forward_bytes(&f.layout, threads), "scratch too small for attention");
   f.largest = (float *)(void *)cpu->scratch;
   f.desks = cpu->scratch + round_up((int64_t)sizeof(float) * threads, 64);

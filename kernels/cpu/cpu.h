@@ -75,14 +75,15 @@ void cpu_rope_backward(struct device *d, const struct emission *out, const struc
                        const struct attention_shape *s);
 void cpu_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit,
                            struct quantise_counts *counts, const struct matrix *qkv,
-                           const struct attention_payload *payload, const struct attention_shape *s);
+                           const struct attention_payload *payload, const int32_t *starts,
+                           const struct attention_shape *s);
 void cpu_attention_gradient(struct device *d, const struct attention_gradient *g, struct quantise_counts *counts,
                             const struct matrix *d_out, const struct matrix *out, const float *lse,
                             const struct attention_formats *formats, const struct attention_shape *s);
 void cpu_attention_backward(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts,
                             const struct matrix *d_out, const struct attention_gradient *g, const struct matrix *out,
                             const float *lse, const struct matrix *qkv, const struct attention_payload *payload,
-                            const struct attention_shape *s);
+                            const int32_t *starts, const struct attention_shape *s);
 void cpu_swiglu_forward(struct device *d, const struct emission *out, const struct matrix *gate_up);
 void cpu_swiglu_backward(struct device *d, const struct emission *out, const struct matrix *d_act,
                          const struct matrix *gate_up);
