@@ -42,6 +42,16 @@ static inline void case_fill(struct attention_case *c, double steep, double grad
 /* Memory is full of what must not matter. */
 static inline void *case_memory(int64_t bytes) { return memset(test_memory((size_t)bytes), 0xA5, (size_t)bytes); }
 
+/* Documents: in a thousand tokens, `rate` begin one, as a stream of draws says. */
+static inline void case_documents(struct attention_case *c, int rate, uint32_t stream) {
+  c->starts = case_memory(case_tokens(c) * 4);
+  for (int64_t t = 0; t < case_tokens(c); t++) {
+    int64_t i = t % c->s.seq_len;
+    uint32_t word = philox4x32_10(0x51A27153u, (struct philox_block){{(uint32_t)t, stream, 0, 0}}).word[0];
+    c->starts[t] = (int)(word % 1000) < rate ? (int32_t)i : i > 0 ? c->starts[t - 1] : 0;
+  }
+}
+
 static inline struct attention_case *case_new(struct attention_shape s, struct attention_formats f, int threads) {
   struct error e;
   struct attention_case *c = test_memory(sizeof *c);

@@ -68,9 +68,10 @@ static bool check_case(FILE *f) {
   long long b, seq_len, heads, kv, dim;
   int qk, pv, d_out;
   double slope, offset, lift, steep, gradient;
+  int documents;
   if (!read_line(f, line, sizeof line)) return false;
-  if (sscanf(line, "case %63s %lld %lld %lld %lld %lld %d %d %d %lf %lf %lf %lf %lf", name, &b, &seq_len, &heads, &kv, &dim,
-             &qk, &pv, &d_out, &slope, &offset, &lift, &steep, &gradient) != 14 ||
+  if (sscanf(line, "case %63s %lld %lld %lld %lld %lld %d %d %d %lf %lf %lf %lf %lf %d", name, &b, &seq_len, &heads, &kv, &dim,
+             &qk, &pv, &d_out, &slope, &offset, &lift, &steep, &gradient, &documents) != 15 ||
       !read_line(f, codes, sizeof codes) || !read_line(f, counts, sizeof counts)) {
     FAIL("not a case: %s", line);
     return false;
@@ -78,6 +79,7 @@ static bool check_case(FILE *f) {
   struct attention_formats formats = {(enum format)qk, (enum format)pv, (enum format)d_out, (float)slope, (float)offset, (float)lift};
   struct attention_case *c = case_new((struct attention_shape){b, seq_len, heads, kv, dim}, formats, 2);
   case_fill(c, steep, gradient);
+  if (documents > 0) case_documents(c, documents, 31);
   case_run(c);
 
   bool plain = attention_plain(&formats);
@@ -127,7 +129,7 @@ TEST(golden) {
   }
   int cases = 0;
   while (check_case(f)) cases++;
-  CHECK_EQ_I64(cases, 17);
+  CHECK_EQ_I64(cases, 24);
   fclose(f);
 }
 

@@ -8,7 +8,7 @@ tables of values (quantiser_model).  Cases of plain formats are JAX's: softmax
 attention written directly, gradients by jax.vjp, all in float64.
 
 The file, for each case:
-    case NAME batch seq_len heads kv_heads head_dim qk pv d_out slope offset lift steep gradient
+    case NAME batch seq_len heads kv_heads head_dim qk pv d_out slope offset lift steep gradient documents
     codes Q4 Q4-SCALES K4 K4-SCALES V4 V4-SCALES Q8 K8 V8 DO LIFT
     counts elements underflowed …                       Q K V P dO dS
     float32: out [T, H], lse [batch, H, S], dQ [T, H], dK [T, KV], dV [T, KV]
@@ -16,6 +16,8 @@ Formats are kernels/encoding.h's numbers; codes the low 64 bits of XXH3-128 over
 the bytes, or -.  Of out and gradients stands, for each token and head, the sum
 over d of value times sign, the sign being bit 0 of a draw: rounded to BF16
 before, in the low-precision cases.  Inputs are made by Philox in both languages.
+documents: in a thousand tokens, how many begin one, within which attention stays
+(0: the sample is one).
 """
 import sys
 
@@ -33,24 +35,31 @@ BF16, FP8, E5M2, MXFP4, NVFP4 = 2, 3, 4, 5, 6
 TILE = 128
 
 CASES = [
-    # name, batch, seq_len, heads, kv_heads, head_dim, qk, pv, d_out, slope, offset, lift, steep, gradient
-    ("training", 2, 150, 4, 1, 64, NVFP4, FP8, E5M2, 0, 0, 0, 0, 1),
-    ("training-128", 1, 131, 8, 1, 128, NVFP4, FP8, E5M2, 0, 0, 0, 0, 1e-6),
-    ("steep", 1, 290, 2, 1, 32, NVFP4, FP8, E5M2, 0, 0, 0, 0.03, 1),
-    ("one-token", 3, 1, 2, 1, 16, NVFP4, FP8, E5M2, 0, 0, 0, 0, 1),
-    ("control", 2, 161, 4, 4, 32, NVFP4, MXFP4, E5M2, 0, 0, 0, 0, 1),
-    ("control-affine", 1, 97, 4, 2, 64, NVFP4, MXFP4, E5M2, 1.5, 1.2, 0, 0, 1),
-    ("control-steep", 1, 290, 2, 1, 32, NVFP4, MXFP4, E5M2, 0, 0, 0, 0.03, 1),
-    ("control-plain-gradient", 2, 33, 2, 2, 128, BF16, MXFP4, BF16, 0, 0, 0, 0, 1),
-    ("e4m3-scores", 1, 130, 4, 1, 64, FP8, FP8, BF16, 0, 0, 0, 0, 1),
-    ("e4m3-throughout", 1, 95, 4, 1, 64, FP8, FP8, FP8, 0, 0, 0, 0, 1e-3),
-    ("nvfp4-scores", 2, 37, 4, 2, 48, NVFP4, BF16, BF16, 0, 0, 0, 0, 1),
-    ("quantised-gradient", 1, 129, 2, 1, 64, BF16, BF16, E5M2, 0, 0, 0, 0, 1),
-    ("given-lift", 1, 64, 2, 1, 64, NVFP4, FP8, FP8, 0, 0, 1, 0, 1e-3),
-    ("plain-1-64", 1, 129, 2, 2, 64, BF16, BF16, BF16, 0, 0, 0, 0, 1),
-    ("plain-4-64", 2, 67, 4, 1, 64, BF16, BF16, BF16, 0, 0, 0, 0, 1),
-    ("plain-8-128", 1, 131, 8, 1, 128, BF16, BF16, BF16, 0, 0, 0, 0, 1),
-    ("plain-1-128", 1, 33, 1, 1, 128, BF16, BF16, BF16, 0, 0, 0, 0, 1),
+    # name, batch, seq_len, heads, kv_heads, head_dim, qk, pv, d_out, slope, offset, lift, steep, gradient, documents
+    ("training", 2, 150, 4, 1, 64, NVFP4, FP8, E5M2, 0, 0, 0, 0, 1, 0),
+    ("training-128", 1, 131, 8, 1, 128, NVFP4, FP8, E5M2, 0, 0, 0, 0, 1e-6, 0),
+    ("steep", 1, 290, 2, 1, 32, NVFP4, FP8, E5M2, 0, 0, 0, 0.03, 1, 0),
+    ("one-token", 3, 1, 2, 1, 16, NVFP4, FP8, E5M2, 0, 0, 0, 0, 1, 0),
+    ("control", 2, 161, 4, 4, 32, NVFP4, MXFP4, E5M2, 0, 0, 0, 0, 1, 0),
+    ("control-affine", 1, 97, 4, 2, 64, NVFP4, MXFP4, E5M2, 1.5, 1.2, 0, 0, 1, 0),
+    ("control-steep", 1, 290, 2, 1, 32, NVFP4, MXFP4, E5M2, 0, 0, 0, 0.03, 1, 0),
+    ("control-plain-gradient", 2, 33, 2, 2, 128, BF16, MXFP4, BF16, 0, 0, 0, 0, 1, 0),
+    ("e4m3-scores", 1, 130, 4, 1, 64, FP8, FP8, BF16, 0, 0, 0, 0, 1, 0),
+    ("e4m3-throughout", 1, 95, 4, 1, 64, FP8, FP8, FP8, 0, 0, 0, 0, 1e-3, 0),
+    ("nvfp4-scores", 2, 37, 4, 2, 48, NVFP4, BF16, BF16, 0, 0, 0, 0, 1, 0),
+    ("quantised-gradient", 1, 129, 2, 1, 64, BF16, BF16, E5M2, 0, 0, 0, 0, 1, 0),
+    ("given-lift", 1, 64, 2, 1, 64, NVFP4, FP8, FP8, 0, 0, 1, 0, 1e-3, 0),
+    ("plain-1-64", 1, 129, 2, 2, 64, BF16, BF16, BF16, 0, 0, 0, 0, 1, 0),
+    ("plain-4-64", 2, 67, 4, 1, 64, BF16, BF16, BF16, 0, 0, 0, 0, 1, 0),
+    ("plain-8-128", 1, 131, 8, 1, 128, BF16, BF16, BF16, 0, 0, 0, 0, 1, 0),
+    ("plain-1-128", 1, 33, 1, 1, 128, BF16, BF16, BF16, 0, 0, 0, 0, 1, 0),
+    ("documents", 2, 167, 4, 2, 32, BF16, BF16, BF16, 0, 0, 0, 0, 1, 60),
+    ("documents-long", 1, 410, 2, 1, 16, BF16, BF16, BF16, 0, 0, 0, 0, 1, 8),
+    ("documents-of-one", 1, 45, 2, 1, 16, BF16, BF16, BF16, 0, 0, 0, 0, 1, 1000),
+    ("documents-training", 2, 291, 2, 1, 32, NVFP4, FP8, E5M2, 0, 0, 0, 0, 1, 30),
+    ("documents-control", 1, 193, 4, 2, 32, NVFP4, MXFP4, E5M2, 0, 0, 0, 0, 1, 40),
+    ("documents-affine", 1, 150, 2, 2, 16, NVFP4, MXFP4, E5M2, 1.5, 1.2, 0, 0, 1, 100),
+    ("documents-e4m3", 1, 130, 4, 1, 32, FP8, FP8, FP8, 0, 0, 0, 0, 1e-3, 300),
 ]
 
 
@@ -69,7 +78,7 @@ def e5m2_value(code):
 class Case:
     def __init__(self, fields):
         (self.name, self.B, self.S, self.H, self.KV, self.D, self.qk, self.pv, self.d_out, self.slope, self.offset,
-         self.lift, self.steep, self.gradient) = fields
+         self.lift, self.steep, self.gradient, self.documents) = fields
         self.fields = fields
         self.T, self.group = self.B * self.S, self.H // self.KV
         q, k = self.H * self.D, self.KV * self.D
@@ -83,6 +92,11 @@ class Case:
         self.coded = self.d_out in (FP8, E5M2)
         self.codes = ["-"] * 11
         self.counts = np.zeros((6, 2), int)
+        begins = (word(np.arange(self.T), 31)[0] % 1000 < self.documents).reshape(self.B, self.S)
+        i = np.arange(self.S)
+        start = np.maximum.accumulate(np.where(begins, i, 0), axis=1)
+        self.visible = (i[None, None] <= i[:, None]) & (i[None, None] >= start[:, :, None])
+        self.visible = np.broadcast_to(self.visible[:, None], (self.B, self.H, self.S, self.S))
 
     def heads(self, x, n):
         return x.reshape(self.B, self.S, n, self.D).transpose(0, 2, 1, 3)
@@ -182,13 +196,12 @@ def p_codes(c, s, kappa, base, visible):
 def forward(c, q, k, v):
     kappa = np.log2(np.e) / np.sqrt(c.D)
     s = q @ k.transpose(0, 1, 3, 2)
-    i, j = np.arange(c.S)[:, None], np.arange(c.S)[None]
     m = np.full((c.B, c.H, c.S, 1), -np.inf)
     l, o = np.zeros((c.B, c.H, c.S, 1)), np.zeros((c.B, c.H, c.S, c.D))
     zeros = 0
     for first in range(0, c.S, TILE):
         tile = slice(first, min(first + TILE, c.S))
-        visible = np.broadcast_to((j <= i)[:, tile], s[..., tile].shape)
+        visible = c.visible[..., tile]
         top = np.where(visible, s[..., tile], -np.inf).max(-1, keepdims=True)
         top = np.maximum(top, m)
         with np.errstate(invalid="ignore"):
@@ -202,7 +215,7 @@ def forward(c, q, k, v):
         m = new
         zeros += int(zero.sum())
     if c.pv != BF16:
-        c.counts[3] = [c.B * c.H * c.S * (c.S + 1) // 2, zeros]
+        c.counts[3] = [int(c.visible.sum()), zeros]
     return bf16(o / l), (m * kappa * np.log(2) + np.log(l))[..., 0], s
 
 
@@ -215,7 +228,7 @@ def backward(c, s, out, lse, operands):
     sigma = 1 / np.sqrt(c.D)
     kappa = np.log2(np.e) * sigma
     g = c.heads(c.g, c.H)
-    visible = np.broadcast_to(np.tril(np.ones((c.S, c.S), bool)), s.shape)
+    visible = c.visible
     if not c.coded:
         p = np.where(visible, np.exp(s * sigma - lse[..., None]), 0)
         ds = p * (g @ v.transpose(0, 1, 3, 2) - (g * out).sum(-1, keepdims=True)) * sigma
@@ -235,7 +248,7 @@ def backward(c, s, out, lse, operands):
     p = e4m3_value(e4m3(p))
     difference = g @ v8.transpose(0, 1, 3, 2) + d_stat
     ds = e4m3_value(e4m3(p * difference * sigma / 16))
-    c.counts[5] = [c.B * c.H * c.S * (c.S + 1) // 2, int((visible & (ds == 0) & (difference != 0)).sum())]
+    c.counts[5] = [int(visible.sum()), int((visible & (ds == 0) & (difference != 0)).sum())]
     unlift = 2.0**-10 / lift[:, :, None, None]
     d_k = per_kv(c, ds.transpose(0, 1, 3, 2) @ q8) * unlift
     d_v = per_kv(c, p.transpose(0, 1, 3, 2) @ g) * unlift
@@ -274,7 +287,7 @@ def exact(c):
     def attention(q, k, v):
         k, v = (jnp.repeat(x, c.group, axis=1) for x in (k, v))
         s = jnp.einsum("bhid,bhjd->bhij", q, k) / jnp.sqrt(float(c.D))
-        s = jnp.where(jnp.tril(jnp.ones((c.S, c.S), bool)), s, -jnp.inf)
+        s = jnp.where(c.visible, s, -jnp.inf)
         return jnp.einsum("bhij,bhjd->bhid", jax.nn.softmax(s), v), jax.nn.logsumexp(s, axis=-1)
 
     q, k, v = c.heads(c.q, c.H), c.heads(c.k, c.KV), c.heads(c.v, c.KV)
