@@ -18,11 +18,9 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "data/source.h"
+#include "data/tokenizer.h"
 
 /* ---- tokenizer: bytes -------------------------------------------------- */
-/* 256 byte values, then <|begin_of_text|> = 256 and <|end_of_text|> = 257. */
-enum { TOKENIZER_BYTES_BOS = 256, TOKENIZER_BYTES_EOS = 257, TOKENIZER_BYTES_VOCAB = 258 };
-
 /* ids[bytes] from text; returns the count. */
 int64_t tokenizer_bytes_encode(const void *text, int64_t bytes, int32_t *ids);
 /* Decodes one id into out[0..7]; returns the number of bytes (0 for specials). */
