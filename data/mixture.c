@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "data/stream_file.h"
+#include "data/little_endian.h"
 
 /* The first word as a fraction of 2^64, to 53 bits. */
 bool mixture_held_out(struct hash content, double fraction) {

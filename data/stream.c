@@ -18,29 +18,13 @@ static const struct {
     {STREAM_MAGIC, &stream_kind_tokens, stream_tokens_open},
 };
 
-bool stream_read_at(int fd, const char *path, void *to, int64_t bytes, int64_t offset, struct error *e) {
-  char *p = to;
-  while (bytes > 0) {
-    size_t ask = bytes < 1 << 30 ? (size_t)bytes : (size_t)1 << 30;
-    ssize_t got = pread(fd, p, ask, (off_t)offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return error_errno(e, ERROR_DATA, "%s: cannot read at byte %" PRId64, path, offset);
-    if (got == 0)
-      return error_set(e, ERROR_DATA, "%s ends at byte %" PRId64 ": it was cut after it was opened", path, offset);
-    p += got;
-    bytes -= got;
-    offset += got;
-  }
-  return true;
-}
-
 static bool open_kind(struct stream *s, int64_t size, struct error *e) {
   char magic[8];
   if (size < (int64_t)sizeof magic) {
     error_set(e, ERROR_DATA, "%s: %" PRId64 " bytes are too few for a token stream", s->path, size);
     return error_hint(e, "make one with `fp4d prepare`");
   }
-  if (!stream_read_at(s->fd, s->path, magic, sizeof magic, 0, e)) return false;
+  if (!frame_read_at(s->fd, s->path, magic, sizeof magic, 0, e)) return false;
   for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
     if (memcmp(magic, kinds[k].magic, sizeof magic) == 0) {
       s->kind = kinds[k].kind;

@@ -34,27 +34,23 @@ bool stream_layout_of(const struct stream_header *h, struct stream_layout *l) {
   if (h->vocab_size < 1 || h->tokens < 0 || h->documents < 0 || h->documents > h->tokens) return false;
   if ((h->documents == 0) != (h->tokens == 0)) return false;
   l->token_bytes = h->vocab_size <= 65536 ? 2 : 4;
-  int64_t ids, padded, offsets, table;
+  int64_t ids, padded, offsets;
   if (!checked_mul(h->tokens, l->token_bytes, &ids) || !checked_add(ids, 7, &padded)) return false;
   l->offsets_at = padded / 8 * 8;
-  if (!checked_mul(h->documents + 1, 8, &offsets) || !checked_add(l->offsets_at, offsets, &l->sources_at) ||
-      !checked_add(l->sources_at, h->documents, &l->payload))
-    return false;
-  l->blocks = l->payload / STREAM_BLOCK + (l->payload % STREAM_BLOCK != 0);
-  table = l->blocks * (int64_t)sizeof(struct hash);
-  return checked_add(l->payload, table + STREAM_HEADER + STREAM_TRAILER, &l->file_bytes);
+  return checked_mul(h->documents + 1, 8, &offsets) && checked_add(l->offsets_at, offsets, &l->sources_at) &&
+         checked_add(l->sources_at, h->documents, &l->payload) && frame_bytes(l->payload) > 0;
 }
 
-void stream_header_encode(const struct stream_header *h, unsigned char bytes[STREAM_HEADER]) {
-  memset(bytes, 0, STREAM_HEADER);
+void stream_header_encode(const struct stream_header *h, unsigned char bytes[FRAME_HEADER]) {
+  memset(bytes, 0, FRAME_HEADER);
   memcpy(bytes + AT_MAGIC, STREAM_MAGIC, 8);
   store_u32(bytes + AT_VERSION, STREAM_VERSION);
-  store_u32(bytes + AT_HEADER_BYTES, STREAM_HEADER);
+  store_u32(bytes + AT_HEADER_BYTES, FRAME_HEADER);
   store_u32(bytes + AT_TOKEN_BYTES, h->vocab_size <= 65536 ? 2 : 4);
   store_u32(bytes + AT_VOCAB, (uint32_t)h->vocab_size);
   store_u64(bytes + AT_TOKENS, (uint64_t)h->tokens);
   store_u64(bytes + AT_DOCUMENTS, (uint64_t)h->documents);
-  store_u64(bytes + AT_BLOCK, STREAM_BLOCK);
+  store_u64(bytes + AT_BLOCK, FRAME_BLOCK);
   memcpy(bytes + AT_TOKENIZER, h->tokenizer, sizeof h->tokenizer);
   store_u32(bytes + AT_BOS, (uint32_t)h->bos);
   store_u32(bytes + AT_EOS, (uint32_t)h->eos);
@@ -66,7 +62,7 @@ static bool damaged(const char *path, const char *what, uint64_t value, struct e
   return error_hint(e, "prepare the stream again or copy it anew");
 }
 
-bool stream_header_decode(const char *path, const unsigned char bytes[STREAM_HEADER], struct stream_header *h,
+bool stream_header_decode(const char *path, const unsigned char bytes[FRAME_HEADER], struct stream_header *h,
                           struct error *e) {
   if (memcmp(bytes + AT_MAGIC, STREAM_MAGIC, 8) != 0) {
     error_set(e, ERROR_DATA, "%s is not a token stream of fp4d (its first bytes differ)", path);
@@ -80,11 +76,11 @@ bool stream_header_decode(const char *path, const unsigned char bytes[STREAM_HEA
   }
   uint32_t vocab = load_u32(bytes + AT_VOCAB), token_bytes = load_u32(bytes + AT_TOKEN_BYTES);
   uint64_t tokens = load_u64(bytes + AT_TOKENS), documents = load_u64(bytes + AT_DOCUMENTS);
-  if (load_u32(bytes + AT_HEADER_BYTES) != STREAM_HEADER)
+  if (load_u32(bytes + AT_HEADER_BYTES) != FRAME_HEADER)
     return damaged(path, "its own size", load_u32(bytes + AT_HEADER_BYTES), e);
   if (vocab < 1 || vocab > INT32_MAX) return damaged(path, "the vocabulary size", vocab, e);
   if (token_bytes != (vocab <= 65536 ? 2 : 4)) return damaged(path, "the bytes of a token", token_bytes, e);
-  if (load_u64(bytes + AT_BLOCK) != STREAM_BLOCK)
+  if (load_u64(bytes + AT_BLOCK) != FRAME_BLOCK)
     return damaged(path, "the block size", load_u64(bytes + AT_BLOCK), e);
   if (tokens > INT64_MAX) return damaged(path, "the number of tokens", tokens, e);
   if (documents > tokens) return damaged(path, "the number of documents", documents, e);

@@ -3,22 +3,12 @@
 #ifndef FP4D_DATA_STREAM_FILE_H
 #define FP4D_DATA_STREAM_FILE_H
 
-#include <stddef.h>
-#include <stdint.h>
-
-#include "base/error.h"
-#include "base/hash.h"
 #include "data/data.h"
+#include "data/frame.h"
+#include "data/little_endian.h"
 
 #define STREAM_MAGIC "\x89" "FP4DTK\n" /* 8 bytes, no zero stored */
-#define STREAM_END_MAGIC "FP4DEND\n"
-enum {
-  STREAM_VERSION = 2,
-  STREAM_HEADER = 256,
-  STREAM_TRAILER = 64,
-  STREAM_BLOCK = 1 << 20,       /* bytes under one digest */
-  STREAM_SOURCES_MOST = 1 << 20 /* bytes of the sources' text */
-};
+enum { STREAM_VERSION = 2 };
 
 /* What the header says. */
 struct stream_header {
@@ -36,18 +26,16 @@ struct stream_layout {
   int64_t offsets_at;  /* of the document offsets, in the payload */
   int64_t sources_at;  /* of the documents' sources, in the payload */
   int64_t payload;     /* bytes */
-  int64_t blocks;      /* of STREAM_BLOCK payload bytes; the last may be short */
-  int64_t file_bytes;  /* without the sources' text */
 };
 
 /* False when the counts are negative or the file would pass 2^63 bytes. */
 bool stream_layout_of(const struct stream_header *h, struct stream_layout *l);
 
-void stream_header_encode(const struct stream_header *h, unsigned char bytes[STREAM_HEADER]);
+void stream_header_encode(const struct stream_header *h, unsigned char bytes[FRAME_HEADER]);
 
 /* Refuses a wrong magic, version, width, block size and counts that no file can
  * have; messages begin with `path`. */
-bool stream_header_decode(const char *path, const unsigned char bytes[STREAM_HEADER], struct stream_header *h,
+bool stream_header_decode(const char *path, const unsigned char bytes[FRAME_HEADER], struct stream_header *h,
                           struct error *e);
 
 /* A line of the sources' text: NAME, documents and tokens, with tabs between; what comes
@@ -82,30 +70,5 @@ bool stream_writer_finish(struct stream_writer *w, const char *const *notes, str
 bool stream_writer_publish(struct stream_writer *w, struct error *e);
 /* Frees; removes the temporary file unless it was published. NULL is fine. */
 void stream_writer_close(struct stream_writer *w);
-
-/* ---- little-endian numbers, at any alignment --------------------------- */
-static inline void store_u16(unsigned char *p, uint32_t x) {
-  p[0] = (unsigned char)x;
-  p[1] = (unsigned char)(x >> 8);
-}
-static inline void store_u32(unsigned char *p, uint32_t x) {
-  store_u16(p, x);
-  store_u16(p + 2, x >> 16);
-}
-static inline void store_u64(unsigned char *p, uint64_t x) {
-  store_u32(p, (uint32_t)x);
-  store_u32(p + 4, (uint32_t)(x >> 32));
-}
-static inline uint32_t load_u16(const unsigned char *p) { return (uint32_t)p[0] | (uint32_t)p[1] << 8; }
-static inline uint32_t load_u32(const unsigned char *p) { return load_u16(p) | load_u16(p + 2) << 16; }
-static inline uint64_t load_u64(const unsigned char *p) { return load_u32(p) | (uint64_t)load_u32(p + 4) << 32; }
-
-static inline void store_hash(unsigned char *p, struct hash h) {
-  store_u64(p, h.high);
-  store_u64(p + 8, h.low);
-}
-static inline struct hash load_hash(const unsigned char *p) {
-  return (struct hash){.high = load_u64(p), .low = load_u64(p + 8)};
-}
 
 #endif

@@ -27,8 +27,4 @@ extern const struct stream_kind stream_kind_tokens;
 /* Fills s->info and s->part from s->fd, a regular file of `size` bytes. */
 bool stream_tokens_open(struct stream *s, int64_t size, struct error *e);
 
-/* Reads bytes [offset, offset + bytes) of a file; a file that ends sooner was cut after it was
- * opened. Reads, not a mapping: that gives an error, not a SIGBUS. */
-bool stream_read_at(int fd, const char *path, void *to, int64_t bytes, int64_t offset, struct error *e);
-
 #endif

@@ -191,7 +191,7 @@ TEST(every_flipped_byte_is_found) {
       struct stream *s = stream_open(path, 258, &e);
       int32_t id;
       /* The payload's damage shows on the first touch, the rest at once. */
-      bool in_payload = i >= STREAM_HEADER && i < STREAM_HEADER + 16 + 24 + 2;
+      bool in_payload = i >= FRAME_HEADER && i < FRAME_HEADER + 16 + 24 + 2;
       CHECK((s != NULL) == in_payload);
       if (s) CHECK(!stream_read(s, 0, 1, &id, &e));
       CHECK(good_error(&e));

@@ -65,10 +65,10 @@ TEST(streams) {
   CHECK(said("t.tokens has tokens 0 to 819217"));
   CHECK_EQ_I64(INSPECT("t.tokens", "--sample", "-1"), ERROR_USAGE);
 
-  flip("t.tokens", STREAM_HEADER + STREAM_BLOCK + 500);
+  flip("t.tokens", FRAME_HEADER + FRAME_BLOCK + 500);
   CHECK_EQ_I64(INSPECT("t.tokens", "--verify"), ERROR_DATA);
   CHECK(said("block 1 of 2") && said("does not match its digest"));
-  flip("t.tokens", STREAM_HEADER + STREAM_BLOCK + 500);
+  flip("t.tokens", FRAME_HEADER + FRAME_BLOCK + 500);
   flip("t.tokens", 30);
   CHECK_EQ_I64(INSPECT("t.tokens"), ERROR_DATA);
   flip("t.tokens", 30);

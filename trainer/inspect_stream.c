@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/file.h"
 #include "data/data.h"
 #include "data/stream_file.h"
@@ -120,8 +121,8 @@ bool inspect_stream(const struct inspection *i, struct error *e) {
                  info->documents > 0 ? (double)info->tokens / (double)info->documents : 0);
     inspect_line("tokenizer", "%s, vocabulary %d", info->tokenizer, info->vocab_size);
     inspect_line("digest", "%s", digest);
-    inspect_line("file", "%" PRId64 " bytes, %" PRId64 " block%s of %d KiB", file_size(i->path), l.blocks,
-                 l.blocks == 1 ? "" : "s", STREAM_BLOCK >> 10);
+    inspect_line("file", "%" PRId64 " bytes, %" PRId64 " block%s of %d KiB", file_size(i->path), ceil_div(l.payload, FRAME_BLOCK),
+                 l.payload <= FRAME_BLOCK ? "" : "s", FRAME_BLOCK >> 10);
     print_sources(info);
     if (i->verify) {
       good = stream_verify(s, e);
