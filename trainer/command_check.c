@@ -99,9 +99,30 @@ static void check_memory(struct report *r, const struct config *c, int threads) 
   say_problem(r, "memory", &e);
 }
 
-/* *digest is the stream's where it can be opened. */
+/* *name is what streams keep of the tokenizer; empty where it cannot be opened. */
+static void check_tokenizer(struct report *r, const struct config *c, char name[TOKENIZER_NAME]) {
+  struct error e = {0};
+  name[0] = 0;
+  struct tokenizer *t = tokenizer_open(c->data.tokenizer, &e);
+  if (!t) {
+    say_problem(r, "tokenizer", &e);
+    return;
+  }
+  const struct tokenizer_info *info = tokenizer_info(t);
+  snprintf(name, TOKENIZER_NAME, "%s", info->name);
+  if (info->vocab_size > c->model.shape.vocab_size) {
+    error_set(&e, ERROR_CONFIG, "model.vocab_size: %" PRId64 " is less than the %d ids of data.tokenizer %s", c->model.shape.vocab_size,
+              info->vocab_size, c->data.tokenizer);
+    say_problem(r, "tokenizer", &e);
+  } else {
+    say_ok("tokenizer", "%s: %d ids, BOS %d, EOS %d", info->name, info->vocab_size, info->bos, info->eos);
+  }
+  tokenizer_close(t);
+}
+
+/* *digest is the stream's where it can be opened; `tokenizer` is the configuration's by name, empty: unknown. */
 static void check_stream(struct report *r, const struct config *c, const char *subject, const char *path, bool training,
-                         struct hash *digest) {
+                         const char *tokenizer, struct hash *digest) {
   struct error e = {0};
   if (!file_exists(path)) {
     error_set(&e, ERROR_DATA, "%s does not exist", path);
@@ -117,8 +138,8 @@ static void check_stream(struct report *r, const struct config *c, const char *s
   }
   const struct stream_info *info = stream_info(s);
   *digest = info->digest;
-  if (strcmp(info->tokenizer, c->data.tokenizer) != 0) {
-    error_set(&e, ERROR_DATA, "%s was made with tokenizer %s, data.tokenizer is %s", path, info->tokenizer, c->data.tokenizer);
+  if (tokenizer[0] && info->tokenizer[0] && strcmp(info->tokenizer, tokenizer) != 0) {
+    error_set(&e, ERROR_DATA, "%s was made with tokenizer %s, data.tokenizer is %s", path, info->tokenizer, tokenizer);
     say_problem(r, subject, &e);
   } else if (!data_order_make(&order, s, c->train.seq_len, (uint64_t)c->data.seed, &e)) {
     say_problem(r, subject, &e);
@@ -263,8 +284,10 @@ int command_check(int argc, char **argv) {
     check_config(&c);
     if (check_route(&r, &c, threads)) check_memory(&r, &c, threads);
     struct hash train = {0, 0}, validation = {0, 0};
-    check_stream(&r, &c, "train data", c.data.train, true, &train);
-    if (c.data.validation[0]) check_stream(&r, &c, "validation", c.data.validation, false, &validation);
+    char tokenizer[TOKENIZER_NAME];
+    check_tokenizer(&r, &c, tokenizer);
+    check_stream(&r, &c, "train data", c.data.train, true, tokenizer, &train);
+    if (c.data.validation[0]) check_stream(&r, &c, "validation", c.data.validation, false, tokenizer, &validation);
     bool writable = check_folder(&r, &c, folder);
     check_checkpoints(&r, &c, checkpoints, train, &some);
     if (writable) check_disk(&r, &c, folder, some);

@@ -7,7 +7,7 @@
 #include "trainer/state.h"
 
 struct generate_arguments {
-  const char *checkpoint, *prompt;
+  const char *checkpoint, *prompt, *tokenizer;
   int64_t tokens, seed;
   double temperature, top_p;
 };
@@ -17,6 +17,8 @@ const struct argument command_generate_arguments[] = {
      .help = "a step folder, a folder of them, or a run's folder (then the newest whole one)"},
     {.name = "--prompt", .value = "TEXT", .type = ARGUMENT_TEXT, .offset = offsetof(struct generate_arguments, prompt),
      .help = "what the text begins with (default: nothing)"},
+    {.name = "--tokenizer", .value = "FILE", .type = ARGUMENT_TEXT, .offset = offsetof(struct generate_arguments, tokenizer),
+     .help = "in the place of the run's data.tokenizer, whose file may have moved"},
     {.name = "--tokens", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct generate_arguments, tokens),
      .low = 1, .high = 1000000, .help = "at most so many new tokens (default 256)"},
     {.name = "--temperature", .value = "X", .type = ARGUMENT_NUMBER, .offset = offsetof(struct generate_arguments, temperature),
@@ -56,8 +58,11 @@ int command_generate(int argc, char **argv) {
     return run_leave(&run, false, &e);
   }
   const struct sampling s = {a.tokens, a.temperature, a.top_p, (uint64_t)a.seed};
-  const bool good = state_read_parameters(&run, k, &e) && sample_text(&run, a.prompt, &s, stdout, &e);
+  struct tokenizer *t = tokenizer_open(a.tokenizer ? a.tokenizer : config.data.tokenizer, &e);
+  if (!t && !a.tokenizer) error_hint(&e, "--tokenizer FILE says where it is now");
+  const bool good = t && state_read_parameters(&run, k, &e) && sample_text(&run, t, a.prompt, &s, stdout, &e);
   if (good) printf("\n");
+  tokenizer_close(t);
   checkpoint_close(k);
   return run_leave(&run, good, &e);
 }

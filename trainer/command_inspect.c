@@ -20,6 +20,8 @@ const struct argument command_inspect_arguments[] = {
      .help = "read all of it and compare every checksum"},
     {.name = "--sample", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct inspection, sample), .low = 0,
      .high = INT64_MAX, .help = "of a token stream: show the text from token N on (default 0)"},
+    {.name = "--tokenizer", .value = "FILE", .type = ARGUMENT_TEXT, .offset = offsetof(struct inspection, tokenizer),
+     .help = "of a token stream: the tokenizer that its text is shown by; without it ids are shown, unless it is bytes"},
     {0}};
 
 void inspect_line(const char *name, const char *format, ...) {

@@ -13,6 +13,7 @@ struct inspection {
   const char *path;
   bool verify;    /* read and check everything */
   int64_t sample; /* a stream's text is shown from this token on */
+  const char *tokenizer; /* that shows it; NULL: bytes for a stream of bytes, ids for others */
 };
 
 bool inspect_stream(const struct inspection *i, struct error *e);

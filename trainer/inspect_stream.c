@@ -63,31 +63,55 @@ static void print_text(const unsigned char *text, int n) {
   putchar('\n');
 }
 
-static bool print_sample(const struct stream *s, int64_t first, struct error *e) {
+/* The tokenizer that the text is shown by; *t NULL: ids are shown. */
+static bool open_tokenizer(const struct inspection *i, const struct stream *s, struct tokenizer **t, struct error *e) {
   const struct stream_info *info = stream_info(s);
-  if (first >= info->tokens)
-    return error_set(e, ERROR_USAGE, "--sample %" PRId64 ": %s has tokens 0 to %" PRId64, first, stream_path(s),
-                     info->tokens - 1);
-  const int64_t left = info->tokens - first, n = left < SAMPLE_TOKENS ? left : SAMPLE_TOKENS;
-  int32_t ids[SAMPLE_TOKENS];
-  unsigned char text[SAMPLE_TOKENS * 24];
-  int used = 0;
-  if (!stream_read(s, first, n, ids, e)) return false;
-  printf("  tokens %" PRId64 " to %" PRId64 "\n", first, first + n - 1);
-  if (!is_bytes(info)) {
-    for (int64_t i = 0; i < n; i++) printf("%s%d", i % 16 ? " " : i ? "\n  | " : "  | ", ids[i]);
-    putchar('\n');
-    return true;
-  }
-  for (int64_t i = 0; i < n; i++) {
-    const char *mark = ids[i] == TOKENIZER_BYTES_BOS ? "<|begin_of_text|>" : ids[i] == TOKENIZER_BYTES_EOS ? "<|end_of_text|>" : "";
-    const size_t length = strlen(mark);
-    memcpy(text + used, mark, length);
-    used += (int)length;
-    used += tokenizer_bytes_decode(ids[i], (char *)text + used);
-  }
-  print_text(text, used);
+  *t = NULL;
+  if (!i->tokenizer && strcmp(info->tokenizer, "bytes") != 0) return true;
+  *t = tokenizer_open(i->tokenizer ? i->tokenizer : "bytes", e);
+  if (!*t) return false;
+  const char *name = tokenizer_info(*t)->name;
+  if (!info->tokenizer[0] || strcmp(name, info->tokenizer) == 0) return true;
+  tokenizer_close(*t);
+  *t = NULL;
+  return error_set(e, ERROR_DATA, "%s was made with tokenizer %s, --tokenizer is %s", stream_path(s), info->tokenizer, name);
+}
+
+static bool print_ids(const int32_t *ids, int64_t n) {
+  for (int64_t i = 0; i < n; i++) printf("%s%d", i % 16 ? " " : i ? "\n  | " : "  | ", ids[i]);
+  putchar('\n');
   return true;
+}
+
+static bool print_tokens(const struct tokenizer *t, const int32_t *ids, int64_t n, struct error *e) {
+  int64_t used = 0, bytes;
+  for (int64_t i = 0; i < n; i++) used += (tokenizer_token(t, ids[i], &bytes), bytes);
+  char *text = malloc((size_t)used + 1);
+  if (!text) return error_set(e, ERROR_SYSTEM, "out of memory");
+  used = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const char *token = tokenizer_token(t, ids[i], &bytes);
+    if (token) memcpy(text + used, token, (size_t)bytes);
+    used += bytes;
+  }
+  print_text((const unsigned char *)text, (int)used);
+  free(text);
+  return true;
+}
+
+static bool print_sample(const struct stream *s, const struct inspection *i, struct error *e) {
+  const struct stream_info *info = stream_info(s);
+  if (i->sample >= info->tokens)
+    return error_set(e, ERROR_USAGE, "--sample %" PRId64 ": %s has tokens 0 to %" PRId64, i->sample, stream_path(s),
+                     info->tokens - 1);
+  const int64_t left = info->tokens - i->sample, n = left < SAMPLE_TOKENS ? left : SAMPLE_TOKENS;
+  int32_t ids[SAMPLE_TOKENS];
+  struct tokenizer *t;
+  if (!stream_read(s, i->sample, n, ids, e) || !open_tokenizer(i, s, &t, e)) return false;
+  printf("  tokens %" PRId64 " to %" PRId64 "\n", i->sample, i->sample + n - 1);
+  const bool good = t ? print_tokens(t, ids, n, e) : print_ids(ids, n);
+  tokenizer_close(t);
+  return good;
 }
 
 static void print_sources(const struct stream_info *info) {
@@ -129,7 +153,7 @@ bool inspect_stream(const struct inspection *i, struct error *e) {
       if (good) inspect_line("verified", "header, documents, every token and the digests of all blocks hold");
     }
     if (good && is_bytes(info)) good = count_marks(s, i->verify, e);
-    if (good && info->tokens > 0) good = print_sample(s, i->sample, e);
+    if (good && info->tokens > 0) good = print_sample(s, i, e);
   }
   stream_close(s);
   return good;

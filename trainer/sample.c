@@ -49,9 +49,11 @@ static int32_t choose(const float *logits, int64_t vocab, const struct sampling 
   return c[n - 1].id;
 }
 
-static void write_token(FILE *out, int32_t id) {
-  char bytes[8];
-  fwrite(bytes, 1, (size_t)tokenizer_bytes_decode(id, bytes), out);
+/* An id that is no token (the model's vocabulary may be larger) or a special has no text. */
+static void write_token(const struct tokenizer *t, FILE *out, int32_t id) {
+  int64_t bytes;
+  const char *text = tokenizer_token(t, id, &bytes);
+  if (text && !tokenizer_is_special(t, id)) fwrite(text, 1, (size_t)bytes, out);
   fflush(out);
 }
 
@@ -75,27 +77,47 @@ static bool next_logits(struct run *run, const int32_t *ids, int64_t n, float *l
   return true;
 }
 
-bool sample_text(struct run *run, const char *prompt, const struct sampling *s, FILE *out, struct error *e) {
-  const int64_t vocab = run->config.model.shape.vocab_size, bytes = (int64_t)strlen(prompt);
-  int32_t *ids = malloc((size_t)(bytes + s->tokens + 1) * sizeof *ids);
+/* What the text begins with, as ids; room for `more` after them. */
+static bool begin(const struct run *run, const struct tokenizer *t, const char *prompt, int64_t more, struct tokenizer_ids *ids, struct error *e) {
+  const struct tokenizer_info *info = tokenizer_info(t);
+  const int64_t vocab = run->config.model.shape.vocab_size;
+  struct tokenizer_scratch *s = tokenizer_scratch_open(t, e);
+  bool good = s && tokenizer_encode(t, s, prompt, (int64_t)strlen(prompt), TOKENIZER_PLAIN, ids, e);
+  tokenizer_scratch_close(s);
+  if (!good) return error_context(e, "--prompt");
+  const int32_t first = run->config.data.bos && info->bos >= 0 ? info->bos : ids->n == 0 ? info->eos : -1;
+  if (ids->n == 0 && first < 0) return error_set(e, ERROR_USAGE, "--prompt: tokenizer %s has neither BOS nor EOS, so a text must be given", info->name);
+  int32_t *id = realloc(ids->id, (size_t)(ids->n + more + 1) * sizeof *id);
+  if (!id) return error_set(e, ERROR_SYSTEM, "out of memory");
+  ids->id = id;
+  if (first >= 0) {
+    memmove(id + 1, id, (size_t)ids->n * sizeof *id);
+    id[0] = first;
+    ids->n++;
+  }
+  for (int64_t i = 0; i < ids->n; i++)
+    if (id[i] >= vocab)
+      return error_set(e, ERROR_USAGE, "--prompt has the token %d of tokenizer %s, the model's vocabulary ends at %" PRId64, id[i], info->name, vocab - 1);
+  return true;
+}
+
+bool sample_text(struct run *run, const struct tokenizer *t, const char *prompt, const struct sampling *s, FILE *out, struct error *e) {
+  const int64_t vocab = run->config.model.shape.vocab_size;
+  struct tokenizer_ids text = {0};
   float *logits = malloc((size_t)vocab * sizeof *logits);
   struct candidate *candidates = malloc((size_t)vocab * sizeof *candidates);
-  bool good = (ids && logits && candidates) || error_set(e, ERROR_SYSTEM, "out of memory");
-  int64_t n = 0;
-  if (good) {
-    ids[n++] = TOKENIZER_BYTES_BOS;
-    n += tokenizer_bytes_encode(prompt, bytes, ids + n);
-    for (int64_t i = 1; i < n; i++) write_token(out, ids[i]);
-  }
+  bool good = (logits && candidates) || error_set(e, ERROR_SYSTEM, "out of memory");
+  good = good && begin(run, t, prompt, s->tokens, &text, e);
+  for (int64_t i = 0; good && i < text.n; i++) write_token(t, out, text.id[i]);
   for (int64_t i = 0; good && i < s->tokens; i++) {
-    good = next_logits(run, ids, n, logits, e);
+    good = next_logits(run, text.id, text.n, logits, e);
     if (!good) break;
     int32_t id = choose(logits, vocab, s, i, candidates);
-    if (id == TOKENIZER_BYTES_EOS) break;
-    write_token(out, id);
-    ids[n++] = id;
+    if (id == tokenizer_info(t)->eos) break;
+    write_token(t, out, id);
+    text.id[text.n++] = id;
   }
-  free(ids);
+  tokenizer_ids_free(&text);
   free(logits);
   free(candidates);
   return good;
