@@ -48,7 +48,7 @@ CFLAGS    += -isystem $(BUILD)/include
 ROOMS      = base kernels kernels/cpu
 RUNNER     = qemu-aarch64-static -L /usr/aarch64-linux-gnu
 else
-PKGS       = hdf5-serial yaml-0.1 jansson zlib libpcre2-8
+PKGS       = hdf5-serial yaml-0.1 jansson zlib libzstd libpcre2-8
 CFLAGS    += $(shell pkg-config --cflags $(PKGS) ompi-c 2>/dev/null | sed 's/-I\//-isystem \//g')
 LDLIBS    += $(shell pkg-config --libs $(PKGS) ompi-c 2>/dev/null)
 endif

@@ -14,6 +14,7 @@
 
 #include "base/hash.h"
 #include "data/corpus.h"
+#include "data/corpus_bytes.h"
 #include "data/data.h"
 #include "data/stream_file.h"
 
@@ -65,13 +66,13 @@ static int by_order(const void *x, const void *y) {
 /* Feeds a file's text through `text`; with a writer, writes it too. */
 static bool read_document(struct preparation *p, const char *path, struct stream_writer *w, struct hash *content,
                           int64_t *bytes, struct error *e) {
-  struct corpus_text *t = corpus_open(path, e);
+  struct corpus_bytes *t = corpus_bytes_open(path, e);
   if (!t) return false;
   struct hash_state *h = hash_open();
   bool ok = h || error_set(e, ERROR_SYSTEM, "out of memory reading %s", path);
   *bytes = 0;
   while (ok) {
-    int64_t got = corpus_read(t, p->text, CHUNK, e);
+    int64_t got = corpus_bytes_read(t, p->text, CHUNK, e);
     if (got < 0) ok = false;
     if (got <= 0) break;
     hash_feed(h, p->text, (size_t)got);
@@ -79,7 +80,7 @@ static bool read_document(struct preparation *p, const char *path, struct stream
     if (w) ok = stream_writer_tokens(w, p->ids, tokenizer_bytes_encode(p->text, got, p->ids), e);
   }
   if (h) *content = hash_close(h);
-  corpus_close(t);
+  corpus_bytes_close(t);
   return ok;
 }
 
@@ -92,9 +93,9 @@ static bool check_targets(const struct preparation *p, struct error *e) {
     struct stat target, st;
     if (!targets[side] || stat(targets[side], &target) != 0) continue; /* new */
     for (int64_t i = 0; i < p->files.count; i++)
-      if (stat(p->files.path[i], &st) == 0 && st.st_dev == target.st_dev && st.st_ino == target.st_ino)
+      if (stat(p->files.file[i].path, &st) == 0 && st.st_dev == target.st_dev && st.st_ino == target.st_ino)
         return error_set(e, ERROR_DATA, "the stream %s would overwrite the source %s", targets[side],
-                         p->files.path[i]);
+                         p->files.file[i].path);
   }
   return true;
 }
@@ -104,7 +105,7 @@ static bool read_all(struct preparation *p, struct data_prepared *done, struct e
   if (!p->documents) return error_set(e, ERROR_SYSTEM, "out of memory for %" PRId64 " documents", p->files.count);
   for (int64_t i = 0; i < p->files.count; i++) {
     struct document d = {.file = i};
-    if (!read_document(p, p->files.path[i], NULL, &d.content, &d.bytes, e)) return false;
+    if (!read_document(p, p->files.file[i].path, NULL, &d.content, &d.bytes, e)) return false;
     if (d.bytes == 0)
       done->empty++;
     else
@@ -148,10 +149,10 @@ static bool write_documents(struct preparation *p, struct stream_writer *w, int 
   for (int64_t i = 0; i < p->count; i++) {
     const struct document *d = &p->documents[i];
     if (d->side != side) continue;
-    const char *path = p->files.path[d->file];
+    const char *path = p->files.file[d->file].path;
     struct hash content;
     int64_t bytes;
-    if (!stream_writer_document(w, p->files.source[d->file], e) || !stream_writer_tokens(w, &bos, 1, e) ||
+    if (!stream_writer_document(w, p->files.file[d->file].source, e) || !stream_writer_tokens(w, &bos, 1, e) ||
         !read_document(p, path, w, &content, &bytes, e) || !stream_writer_tokens(w, &eos, 1, e))
       return false;
     if (bytes != d->bytes || !hash_equal(content, d->content)) {
@@ -222,7 +223,7 @@ bool data_prepare(const struct data_prepare *r, struct data_prepared *done, stru
   p.ids = malloc(CHUNK * sizeof *p.ids);
   bool ok = (p.text && p.ids) ||
             error_set(e, ERROR_SYSTEM, "out of memory preparing data");
-  for (int i = 0; ok && i < r->n_sources; i++) ok = corpus_find(&p.files, r->sources[i].path, i, e);
+  for (int i = 0; ok && i < r->n_sources; i++) ok = corpus_find(&p.files, r->sources[i].path, DATA_AUTO, i, e);
   done->files = p.files.count;
   ok = ok && check_targets(&p, e) && read_all(&p, done, e) && arrange(&p, done, e) && write_streams(&p, done, e);
   corpus_files_free(&p.files);

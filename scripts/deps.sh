@@ -4,9 +4,9 @@
 #   scripts/deps.sh build|demo|check     (each includes the ones before it)
 set -eu
 
-build="build-essential pkg-config git libopenmpi-dev openmpi-bin libhdf5-dev libyaml-dev libjansson-dev libxxhash-dev zlib1g-dev libpcre2-dev"
+build="build-essential pkg-config git libopenmpi-dev openmpi-bin libhdf5-dev libyaml-dev libjansson-dev libxxhash-dev zlib1g-dev libzstd-dev libpcre2-dev"
 demo="$build python3 procps anarchism"
-check="$demo strace gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static python3-h5py hdf5-tools libopenblas-dev"
+check="$demo strace zstd gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static python3-h5py hdf5-tools libopenblas-dev"
 
 case "${1:-build}" in
   build) wanted=$build ;;
