@@ -15,7 +15,7 @@
  * minimum its low 16 bits are kept: two documents agree there by chance once in
  * 65536.  P(equal position) is then the Jaccard similarity J of the two sets of
  * shingles, and two documents share one band or more with probability
- * 1 - (1 - J^8)^14: .1 % at J = .3, 5 % at .5, 53 % at .72, 77 % at .75, 99.9 % at .9.
+ * 1 - (1 - J^8)^14: .1 % at J = .3, 5 % at .5, 56 % at .7, 77 % at .75, 99.9 % at .9.
  *
  * Everything is a function of the documents and their order alone: threads
  * change nothing.
