@@ -374,7 +374,7 @@ def test_changed_data():
     check(len(digests) == 2 and digests[0] == was and digests[1] != was, "both digests", out.text)
     place.train("data", {"data.train": "other.tokens"}, 2).expect(DATA, was)
     check(place.column("data", "update") == [1, 2, 3, 4, 5], "a refused start leaves the records alone")
-    place.train("data", {"data.train": "other.tokens", "data.allow_change": True}).expect(
+    place.train("data", {"data.train": "other.tokens"}, more=("--allow-data-change",)).expect(
         DONE, rf"stream changed: digest {was} -> {digests[1]}")
     check(place.column("data", "update") == list(range(1, 13)), "goes on")
     # The same text under another name is the same stream.

@@ -17,6 +17,7 @@
 struct train_arguments {
   const char *config, *resume;
   struct argument_list sets;
+  bool allow_data_change;
 };
 
 const struct argument command_train_arguments[] = {
@@ -24,6 +25,8 @@ const struct argument command_train_arguments[] = {
     ARGUMENT_SETS(struct train_arguments, sets),
     {.name = "--resume", .value = "auto|none|PATH", .type = ARGUMENT_TEXT, .offset = offsetof(struct train_arguments, resume),
      .help = "go on from the newest whole checkpoint of the run's folder (auto), from the beginning (none), or from a step folder"},
+    {.name = "--allow-data-change", .type = ARGUMENT_FLAG, .offset = offsetof(struct train_arguments, allow_data_change),
+     .help = "go on although the training data changed since the checkpoint: data.allow_change, for this start"},
     {0}};
 
 /* Initial parameters, or those of a checkpoint. */
@@ -134,6 +137,13 @@ int command_train(int argc, char **argv) {
   struct train_arguments a = {.resume = "auto"};
   struct error e = {0};
   if (!arguments_parse(command_train_arguments, argc, argv, &a, &e)) return command_fail(&e);
+  if (a.allow_data_change) {
+    if (a.sets.n == ARGUMENT_LIST) {
+      error_set(&e, ERROR_USAGE, "no room for --allow-data-change beside %d --set", ARGUMENT_LIST);
+      return command_fail(&e);
+    }
+    a.sets.item[a.sets.n++] = "data.allow_change=true";
+  }
 
   struct config config;
   struct run run;

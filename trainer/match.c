@@ -63,7 +63,7 @@ bool match_samples(const struct checkpoint *k, const char *config, bool allowed,
     return true;
   }
   error_set(e, ERROR_DATA, "checkpoint %s: its next sample would begin elsewhere in the stream: %s", checkpoint_path(k), s.found);
-  return error_hint(e, "text would be read twice or left out; allow it with --set data.allow_change=true");
+  return error_hint(e, "text would be read twice or left out; allow it with --allow-data-change (data.allow_change)");
 }
 
 bool match_stream(const struct checkpoint *k, const char *path, struct hash digest, bool allowed, bool speak, struct error *e) {
@@ -81,7 +81,7 @@ bool match_stream(const struct checkpoint *k, const char *path, struct hash dige
     return true;
   }
   error_set(e, ERROR_DATA, "the training stream %s is not the one this run read: digest %s, now %s", path, was, is);
-  return error_hint(e, "restore the stream, or allow it with --set data.allow_change=true");
+  return error_hint(e, "restore the stream, or allow it with --allow-data-change (data.allow_change)");
 }
 
 bool match_constants(const struct checkpoint *k, const struct config *c, struct error *e) {
