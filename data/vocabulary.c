@@ -106,7 +106,7 @@ bool vocabulary_digest(const struct vocabulary *v, struct hash *digest, struct e
 
 /* ---- specials of a rank file ------------------------------------------------------- */
 
-enum { LLAMA3_RANKS = 128000, LLAMA3_SPECIALS = 256 };
+enum { LLAMA3_RANKS = 128000, LLAMA3_SPECIALS = 256, SPECIALS = 2 };
 
 /* Llama 3's name of special i; those of 3.1 stand for the same ids. */
 static void llama3_special(int i, char name[64]) {
@@ -117,9 +117,14 @@ static void llama3_special(int i, char name[64]) {
     snprintf(name, 64, "<|reserved_special_token_%d|>", i < 6 ? i - 2 : i < 9 ? i - 4 : i - 5);
 }
 
+int32_t vocabulary_ranks(int32_t ids) {
+  if (ids == LLAMA3_RANKS + LLAMA3_SPECIALS) return LLAMA3_RANKS;
+  return ids < 256 + SPECIALS || ids == LLAMA3_RANKS + SPECIALS ? -1 : ids - SPECIALS;
+}
+
 bool vocabulary_add_specials(struct vocabulary *v, struct error *e) {
   const int32_t ranks = v->n;
-  const int specials = ranks == LLAMA3_RANKS ? LLAMA3_SPECIALS : 2;
+  const int specials = ranks == LLAMA3_RANKS ? LLAMA3_SPECIALS : SPECIALS;
   v->bos = ranks;
   v->eos = ranks + 1;
   for (int i = 0; i < specials; i++) {

@@ -71,5 +71,7 @@ bool vocabulary_read_json(struct vocabulary *v, const char *path, const char *te
 
 /* Adds what follows n ranks: Llama 3's 256 specials after its 128,000, two (begin and end of text) after any other. */
 bool vocabulary_add_specials(struct vocabulary *v, struct error *e);
+/* Ranks of the rank file that has `ids` ids with its specials; -1: none has. */
+int32_t vocabulary_ranks(int32_t ids);
 
 #endif

@@ -9,8 +9,11 @@
 #include "trainer/findings.h"
 #include "trainer/suggest.h"
 
+/* Takes all positional words that are left. */
+static bool is_open_ended(const struct argument *a) { return a->type == ARGUMENT_WORDS || a->type == ARGUMENT_OPTIONAL_WORDS; }
+
 static bool is_positional(const struct argument *a) {
-  return a->type == ARGUMENT_WORD || a->type == ARGUMENT_OPTIONAL_WORD || a->type == ARGUMENT_WORDS;
+  return a->type == ARGUMENT_WORD || a->type == ARGUMENT_OPTIONAL_WORD || is_open_ended(a);
 }
 
 static bool usage(struct error *e, const char *command) {
@@ -34,6 +37,7 @@ static bool store(const struct argument *a, const char *text, void *target, stru
       memcpy(at, &text, sizeof text);
       return true;
     case ARGUMENT_WORDS:
+    case ARGUMENT_OPTIONAL_WORDS:
     case ARGUMENT_REPEATED:
       return append((struct argument_list *)(void *)at, a->name, text, e);
     case ARGUMENT_FLAG: {
@@ -119,7 +123,7 @@ bool arguments_parse(const struct argument *rows, int argc, char **argv, void *t
         return usage(e, command);
       }
       if (!store(next, word, target, e)) return error_context(e, "%s", command) || usage(e, command);
-      if (next->type == ARGUMENT_WORDS)
+      if (is_open_ended(next))
         taken = true;
       else
         next++;
@@ -151,7 +155,7 @@ void arguments_synopsis(const struct argument *rows, FILE *out) {
   for (const struct argument *a = rows; a->name; a++) {
     spell(a, text, sizeof text);
     bool must = a->type == ARGUMENT_WORD || a->type == ARGUMENT_WORDS || a->needed;
-    bool more = a->type == ARGUMENT_WORDS || a->type == ARGUMENT_REPEATED;
+    bool more = is_open_ended(a) || a->type == ARGUMENT_REPEATED;
     fprintf(out, " %s%s%s%s", must ? "" : "[", text, must ? "" : "]", more ? "..." : "");
   }
 }

@@ -13,6 +13,7 @@ enum argument_type {
   ARGUMENT_WORD,          /* positional, must be there: const char * */
   ARGUMENT_OPTIONAL_WORD, /* positional, may be left out */
   ARGUMENT_WORDS,         /* positional, all that are left (at least one): struct argument_list */
+  ARGUMENT_OPTIONAL_WORDS, /* the same, or none */
   ARGUMENT_FLAG,          /* --name: bool */
   ARGUMENT_TEXT,          /* --name VALUE or --name=VALUE: const char * */
   ARGUMENT_INTEGER,       /* int64_t within [low, high] */

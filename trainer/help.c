@@ -20,6 +20,9 @@ const struct command commands[] = {
      "Reads data.sources, orders documents by a keyed hash, and writes the streams\n"
      "data.train and data.validation, whole or not at all.  Where they exist already\n"
      "nothing is done.\n"},
+    {"tokenize", "text to token ids and back; a vocabulary from text", command_tokenize_arguments, command_tokenize,
+     "Reads whole texts and writes a line of ids for each; with --decode the bytes of ids.\n"
+     "--train writes a rank file (BASE64 SPACE RANK lines), which data.tokenizer and tiktoken take.\n"},
     {"eval", "mean NLL of a checkpoint on the fixed validation stream", command_eval_arguments, command_eval, ""},
     {"generate", "text from a checkpoint", command_generate_arguments, command_generate, ""},
     {"inspect", "what is in a token stream, checkpoint, capture or metrics.jsonl, and whether it is whole", command_inspect_arguments,
