@@ -288,6 +288,14 @@ def test_extreme_logits():
     check(counts["direct-p guarded"] == counts["nvfp4 G=448"] == counts["e4m3"] == 0, "with a guard, or the row's maximum", str(counts))
 
 
+def test_not_a_number():
+    """Inputs beyond every format: what has no value is nan in the table, whatever its sign bit."""
+    for setup in ("formats", "training", "appendix-d"):
+        done = subprocess.run([PROGRAM, "bench", "attention", "--setup", setup, "--scale", "1e38", "--shape", "64,2,64"],
+                              env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)
+        check(done.returncode == DONE and " nan " in done.stdout and "-nan" not in done.stdout, setup, done.stdout + done.stderr)
+
+
 def test_refused():
     for arguments, said in ((["--setup", "table-4"], "there are formats, training, table-3 and appendix-d"), (["--distribution", "cauchy"], "student-t"),
                             (["--shape", "64,2"], "SEQ_LEN,HEADS,HEAD_DIM"), (["--shape", "64,2,20"], "blocks of 16"), (["--shape", "64,0,32"], "are wanted")):

@@ -12,6 +12,7 @@
 #include "trainer/bench.h"
 #include "trainer/command.h"
 #include "trainer/record.h"
+#include "trainer/table.h"
 
 enum { REPEAT_MOST = 1000 };
 
@@ -166,12 +167,13 @@ void bench_row(const struct bench *b, json_t *row, const struct bench_seconds *s
     if (text) puts(text);
     free(text);
   } else if (comm_rank(b->comm) == 0) {
+    char line[8192]; /* an error and its hint fit */
     va_list arguments;
     va_start(arguments, format);
-    printf("  ");
-    vprintf(format, arguments);
-    putchar('\n');
+    vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
+    table_unsign_nan(line);
+    printf("  %s\n", line);
   }
   fflush(stdout);
   json_decref(row);

@@ -6,6 +6,13 @@
 
 struct table table_new(int cols) { return (struct table){.cols = cols}; }
 
+void table_unsign_nan(char *text) {
+  for (char *at = text; (at = strstr(at, "nan")) != NULL; at += 3) {
+    const bool sign = at > text && (at[-1] == '-' || at[-1] == '+') && (at - 1 == text || at[-2] == ' ');
+    if (sign && (at[3] == '\0' || at[3] == ' ' || at[3] == '%')) at[-1] = ' ';
+  }
+}
+
 void table_add(struct table *t, const char *format, ...) {
   if (t->cells == t->room) {
     const int room = t->room ? 2 * t->room : 64;
@@ -17,8 +24,11 @@ void table_add(struct table *t, const char *format, ...) {
   }
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(t->cell[t->cells++], TABLE_CELL, format, arguments);
+  char *cell = t->cell[t->cells++];
+  vsnprintf(cell, TABLE_CELL, format, arguments);
   va_end(arguments);
+  table_unsign_nan(cell);
+  if (cell[0] == ' ') memmove(cell, cell + 1, strlen(cell));
 }
 
 static int width_of(const struct table *t, int col) {

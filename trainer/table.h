@@ -14,6 +14,10 @@ struct table {
 };
 
 struct table table_new(int cols);
+/* A NaN's sign tells nothing: in words "-nan" and "+nan" of a printed text it becomes a blank, so that
+ * columns stay where they are. */
+void table_unsign_nan(char *text);
+
 /* The next cell, row by row; the first row is the head. */
 void table_add(struct table *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The first column to the left, the others to the right. */
