@@ -37,8 +37,9 @@ enum comm_phase { COMM_START, COMM_UPDATE, COMM_SAVE, COMM_FINISH };
 
 /* Joins the world. `expected_world` 0 = any; otherwise another size is refused
  * on every rank, within seconds, once.  Refuses a launch by srun without PMI
- * (N singletons) with the fix.  NULL with *e: on ranks other than 0 its
- * message is empty, so that log_failure on every rank prints it once.
+ * (N singletons) with the fix.  NULL with *e; in a world of several ranks rank 0
+ * has logged it and the message is empty: a launcher kills all with the first
+ * that leaves, so none may leave before it is said.
  * Once per process; the thread that calls it makes all later calls but
  * comm_abort. */
 struct comm *comm_open(int expected_world, struct error *e);

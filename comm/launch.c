@@ -232,7 +232,12 @@ struct comm *comm_open(int expected_world, struct error *e) {
     if (e) log_failure(e);
     comm_abort(c, ERROR_COMMUNICATION);
   }
-  if (c->rank != 0 && e) e->message[0] = e->hint[0] = 0; /* rank 0 speaks for all */
+  if (c->world > 1 && e) {
+    if (c->rank == 0) log_failure(e);
+    e->message[0] = e->hint[0] = 0;
+    struct error none;
+    if (!comm_barrier(c, &none)) comm_abort(c, ERROR_COMMUNICATION);
+  }
   if (c->mpi) finish_mpi(c);
   discard(c);
   return NULL;

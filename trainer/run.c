@@ -183,7 +183,6 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
 
 failed:
   if (run->rank != 0) e->message[0] = e->hint[0] = 0; /* rank 0 speaks for all */
-  run_close(run);
   return false;
 }
 

@@ -61,7 +61,7 @@ struct run {
 /* Opens a run.  `config` was loaded by the caller with `loaded` telling whether
  * that succeeded (`e` then holds the configuration's problems): the world is
  * joined first, so that problems are reported once and every rank leaves.
- * On failure everything is closed again; run_leave then reports. */
+ * On failure run_leave reports, before any rank leaves, and closes what was opened. */
 bool run_open(struct run *run, const struct config *config, bool loaded, enum run_purpose purpose, struct error *e);
 void run_close(struct run *run);
 
