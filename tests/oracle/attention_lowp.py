@@ -67,12 +67,8 @@ def bf16(x):
     return np.asarray(x).astype(F32).astype(ml_dtypes.bfloat16).astype(F64)
 
 
-def e4m3_value(code):
-    return np.where(code & 0x80, -1.0, 1.0) * E4M3[code & 0x7F]
-
-
-def e5m2_value(code):
-    return np.where(code & 0x80, -1.0, 1.0) * E5M2_VALUES[code & 0x7F]
+def fp8_value(code, table):
+    return np.where(code & 0x80, -1.0, 1.0) * table[code & 0x7F]
 
 
 class Case:
@@ -130,7 +126,7 @@ def packed(codes):
 def k16(c, x, view, tensor):
     blocks = x.astype(F32).reshape(c.T, -1, 16)
     scale = e4m3(np.abs(blocks).max(-1) / F32(6))
-    value = e4m3_value(scale)[..., None]
+    value = fp8_value(scale, E4M3)[..., None]
     with np.errstate(divide="ignore"):
         factor = np.where(value > 0, F32(1) / value.astype(F32), F32(0)).astype(F32)
     codes = e2m1(blocks * factor)
@@ -143,7 +139,7 @@ def fp8(c, x, view, tensor):
     codes = e4m3((4 * x).astype(F32))
     c.codes[view] = digest(codes)
     count(c, tensor, x, codes & 0x7F)
-    return e4m3_value(codes)
+    return fp8_value(codes, E4M3)
 
 
 def mx_tokens(c, x):
@@ -176,7 +172,7 @@ def p_codes(c, s, kappa, base, visible):
     t = np.where(visible, s * kappa - base, -np.inf)
     p = 2.0**t
     if c.pv == FP8:
-        value = e4m3_value(e4m3(p))
+        value = fp8_value(e4m3(p), E4M3)
         return value, p, visible & (value == 0)
     if c.pv == BF16:
         return p, p, visible & False
@@ -237,17 +233,17 @@ def backward(c, s, out, lse, operands):
     amax = np.abs(g).reshape(c.B, c.KV, -1).max(-1)
     lift = np.full(amax.shape, float(c.lift)) if c.lift else np.where(amax > 0, 2.0 ** (2 - np.floor(np.log2(amax))), 1)
     each = np.repeat(lift, c.group, axis=1)[:, :, None, None]
-    encode, decode = (e5m2, e5m2_value) if c.d_out == E5M2 else (e4m3, e4m3_value)
+    encode, table = (e5m2, E5M2_VALUES) if c.d_out == E5M2 else (e4m3, E4M3)
     codes = encode((4 * each * g).astype(F32))
     c.codes[9], c.codes[10] = digest(c.rows(codes)), digest(lift.astype(F32))
     count(c, 4, g, codes & 0x7F)
-    g = decode(codes)
+    g = fp8_value(codes, table)
     d_stat = -4 * (g * out).sum(-1, keepdims=True)
     l_stat = 8 - lse[..., None] * np.log2(np.e)
     p = np.where(visible, 2.0 ** np.minimum(s * kappa + l_stat, 8), 0)
-    p = e4m3_value(e4m3(p))
+    p = fp8_value(e4m3(p), E4M3)
     difference = g @ v8.transpose(0, 1, 3, 2) + d_stat
-    ds = e4m3_value(e4m3(p * difference * sigma / 16))
+    ds = fp8_value(e4m3(p * difference * sigma / 16), E4M3)
     c.counts[5] = [int(visible.sum()), int((visible & (ds == 0) & (difference != 0)).sum())]
     unlift = 2.0**-10 / lift[:, :, None, None]
     d_k = per_kv(c, ds.transpose(0, 1, 3, 2) @ q8) * unlift

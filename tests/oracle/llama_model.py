@@ -8,27 +8,16 @@ that BF16 holds exactly.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from quantiser_model import philox
 
 jax.config.update("jax_enable_x64", True)
 
 DRAW_PARAMETER, DRAW_TOKEN = 1, 2
-M32 = np.uint64(0xFFFFFFFF)
-
-
-def philox(key, c0, c1, c2):
-    """Words [4, n] at counters (c0[i], c1, c2, 0)."""
-    c = [np.asarray(c0, np.uint64)] + [np.full(len(c0), x, np.uint64) for x in (c1, c2, 0)]
-    k0, k1 = np.uint64(key & 0xFFFFFFFF), np.uint64(key >> 32)
-    for _ in range(10):
-        p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
-        c = [(p1 >> np.uint64(32)) ^ c[1] ^ k0, p1 & M32, (p0 >> np.uint64(32)) ^ c[3] ^ k1, p0 & M32]
-        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & M32, (k1 + np.uint64(0xBB67AE85)) & M32
-    return np.stack(c)
 
 
 def words(key, n, c1, c2):
     """Element i takes word i % 4 of block i / 4."""
-    return philox(key, np.arange((n + 3) // 4), c1, c2).T.reshape(-1)[:n].astype(np.int64)
+    return philox(key, np.arange((n + 3) // 4), c1, c2, 0).T.reshape(-1)[:n].astype(np.int64)
 
 
 def parameter(key, number, rows, cols):
@@ -44,7 +33,7 @@ def parameter(key, number, rows, cols):
 
 def tokens(key, n, vocab, ignored):
     """Half of the inputs are among the first five tokens, so that some repeat."""
-    w = philox(key, np.arange(n), 0, DRAW_TOKEN).astype(np.int64)
+    w = philox(key, np.arange(n), 0, DRAW_TOKEN, 0).astype(np.int64)
     inputs = np.where(w[3] % 2 == 0, w[0] % vocab, w[0] % 5)
     targets = np.where(ignored & (w[2] % 4 == 0), -1, w[1] % vocab)
     return inputs, targets
