@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/index_file.h"
 #include "data/stream_file.h"
 #include "data/stream_parts.h"
 
@@ -16,6 +17,7 @@ static const struct {
   bool (*open)(struct stream *s, int64_t size, struct error *e);
 } kinds[] = {
     {STREAM_MAGIC, &stream_kind_tokens, stream_tokens_open},
+    {INDEX_MAGIC, &stream_kind_index, stream_index_open},
 };
 
 static bool open_kind(struct stream *s, int64_t size, struct error *e) {

@@ -22,9 +22,10 @@ struct stream {
   void *part; /* the kind's own */
 };
 
-extern const struct stream_kind stream_kind_tokens;
+extern const struct stream_kind stream_kind_tokens, stream_kind_index;
 
 /* Fills s->info and s->part from s->fd, a regular file of `size` bytes. */
 bool stream_tokens_open(struct stream *s, int64_t size, struct error *e);
+bool stream_index_open(struct stream *s, int64_t size, struct error *e);
 
 #endif
