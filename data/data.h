@@ -65,7 +65,8 @@ struct stream_info {
   int32_t vocab_size;               /* every id is below it */
   int32_t bos, eos;                 /* ids that stand round each document; -1: none */
   struct hash digest;               /* of the content */
-  char tokenizer[STREAM_TOKENIZER]; /* "bytes", … */
+  char tokenizer[STREAM_TOKENIZER]; /* "bytes", …; empty: not known */
+  int64_t token_files;              /* that an index draws on; 0: the stream holds its tokens itself */
   int n_sources;                    /* at least 1 */
   struct stream_source source[STREAM_SOURCES];
   const char *sources; /* the same and where it came from, as text, one line a source; lives until stream_close */

@@ -139,7 +139,7 @@ bool data_index_build(const struct data_index *x, struct data_indexed *done, str
   threads_destroy(threads);
   const int sides = x->validation_path ? 2 : 1;
   for (int side = 0; ok && side < sides; side++) ok = write_index(&w[side], x, &scan, side, done, e);
-  for (int side = 0; ok && side < sides; side++) ok = frame_writer_publish(w[side].frame, e);
+  for (int side = sides - 1; ok && side >= 0; side--) ok = frame_writer_publish(w[side].frame, e); /* training last: it is there when both are */
   for (int side = 0; w && side < 2; side++) frame_writer_close(w[side].frame);
   free(w);
   done->files = scan.files;

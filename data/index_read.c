@@ -129,7 +129,7 @@ bool stream_index_open(struct stream *s, int64_t size, struct error *e) {
                                  .bos = h->bos,
                                  .eos = h->eos,
                                  .digest = h->content,
-                                 .tokenizer = "unknown",
+                                 .token_files = h->files,
                                  .n_sources = h->n_sources,
                                  .sources = x->frame.text};
   return stream_sources_decode(s->path, x->frame.text, &s->info, e) && read_files(s, x, e) && make_slots(s, x, e);

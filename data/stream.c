@@ -49,8 +49,8 @@ static bool open_file(struct stream *s, int32_t vocab_size, struct error *e) {
                      S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
   if (!open_kind(s, st.st_size, e)) return false;
   if (vocab_size == 0 || s->info.vocab_size <= vocab_size) return true;
-  error_set(e, ERROR_DATA, "%s holds token ids up to %d (tokenizer %s), the model's vocabulary ends at %d", s->path,
-            s->info.vocab_size - 1, s->info.tokenizer, vocab_size - 1);
+  error_set(e, ERROR_DATA, "%s holds token ids up to %d%s%s, the model's vocabulary ends at %d", s->path,
+            s->info.vocab_size - 1, s->info.tokenizer[0] ? " of tokenizer " : "", s->info.tokenizer, vocab_size - 1);
   return error_hint(e, "set model.vocab_size to %d or more", s->info.vocab_size);
 }
 

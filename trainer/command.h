@@ -34,13 +34,14 @@ void help_command(const struct command *c, FILE *out);
 void help_commands(FILE *out, bool markdown);
 
 extern const struct argument command_train_arguments[], command_check_arguments[], command_plan_arguments[],
-    command_prepare_arguments[], command_eval_arguments[], command_generate_arguments[], command_inspect_arguments[],
+    command_prepare_arguments[], command_index_arguments[], command_eval_arguments[], command_generate_arguments[], command_inspect_arguments[],
     command_bench_arguments[], command_capture_arguments[], command_compare_arguments[],
     command_ablate_arguments[], command_tokenize_arguments[], command_help_arguments[];
 int command_train(int argc, char **argv);
 int command_check(int argc, char **argv);
 int command_plan(int argc, char **argv);
 int command_prepare(int argc, char **argv);
+int command_index(int argc, char **argv);
 int command_eval(int argc, char **argv);
 int command_generate(int argc, char **argv);
 int command_inspect(int argc, char **argv);

@@ -15,6 +15,7 @@
 #include "data/data.h"
 #include "trainer/command.h"
 #include "trainer/config.h"
+#include "trainer/indexing.h"
 #include "trainer/match.h"
 #include "trainer/plan.h"
 #include "trainer/state.h"
@@ -124,6 +125,10 @@ static void check_tokenizer(struct report *r, const struct config *c, char name[
 static void check_stream(struct report *r, const struct config *c, const char *subject, const char *path, bool training,
                          const char *tokenizer, struct hash *digest) {
   struct error e = {0};
+  if (!file_exists(path) && indexing_is_wanted(c) && c->data.n_sources > 0) {
+    say_ok(subject, "%s does not exist: `fp4d index`, or train at its start, makes it from data.sources", path);
+    return;
+  }
   if (!file_exists(path)) {
     error_set(&e, ERROR_DATA, "%s does not exist", path);
     error_hint(&e, c->data.n_sources > 0 ? "`fp4d prepare` makes it from data.sources" : "give data.sources and run `fp4d prepare`");

@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "checkpoints/store.h"
+#include "data/index_file.h"
 #include "data/stream_file.h"
 #include "trainer/command.h"
 #include "trainer/inspect.h"
@@ -48,7 +49,7 @@ static bool inspect_file(const struct inspection *i, struct error *e) {
   fclose(in);
   if (broken) return error_errno(e, ERROR_DATA, "cannot read %s", i->path);
   if (n == 0) return unknown(i->path, "it is empty", e);
-  if (n == sizeof first && memcmp(first, STREAM_MAGIC, 8) == 0) return inspect_stream(i, e);
+  if (n == sizeof first && (memcmp(first, STREAM_MAGIC, 8) == 0 || memcmp(first, INDEX_MAGIC, 8) == 0)) return inspect_stream(i, e);
   if (n == sizeof first && memcmp(first, hdf5, 8) == 0) return inspect_apart(inspect_rank_file, i, e);
   const char *slash = strrchr(i->path, '/'), *name = slash ? slash + 1 : i->path;
   if (strcmp(name, "manifest.json") == 0) {

@@ -23,6 +23,11 @@ const struct command commands[] = {
     {"tokenize", "text to token ids and back; a vocabulary from text", command_tokenize_arguments, command_tokenize,
      "Reads whole texts and writes a line of ids for each; with --decode the bytes of ids.\n"
      "--train writes a rank file (BASE64 SPACE RANK lines), which data.tokenizer and tiktoken take.\n"},
+    {"index", "order token files that Megatron-LM, llm.c, OLMo, torchtitan or nanoGPT made, without a copy", command_index_arguments,
+     command_index,
+     "Reads the token files of data.sources and writes data.train and data.validation, NAME.index: the\n"
+     "order that `prepare` would give the same documents, and digests of the files, which stay where\n"
+     "they are.  Needs no GPU.  `fp4d train` does it at its start where the index is absent.\n"},
     {"eval", "mean NLL of a checkpoint on the fixed validation stream", command_eval_arguments, command_eval, ""},
     {"generate", "text from a checkpoint", command_generate_arguments, command_generate, ""},
     {"inspect", "what is in a token stream, checkpoint, capture or metrics.jsonl, and whether it is whole", command_inspect_arguments,

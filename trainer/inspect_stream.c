@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/checked.h"
 #include "base/file.h"
 #include "data/data.h"
+#include "data/index_file.h"
 #include "data/stream_file.h"
 #include "trainer/inspect.h"
 
@@ -129,24 +129,34 @@ static void print_sources(const struct stream_info *info) {
   }
 }
 
+static bool print_kind(const char *path, const struct stream_info *info, struct error *e) {
+  if (info->token_files > 0) {
+    printf("%s: index, version %d\n", path, INDEX_VERSION);
+    inspect_line("tokens", "%" PRId64 " in %" PRId64 " token file%s", info->tokens, info->token_files, info->token_files == 1 ? "" : "s");
+    return true;
+  }
+  const struct stream_header h = {.vocab_size = info->vocab_size, .tokens = info->tokens, .documents = info->documents, .n_sources = info->n_sources};
+  struct stream_layout l;
+  if (!stream_layout_of(&h, &l)) return error_set(e, ERROR_INTERNAL, "%s: layout", path);
+  printf("%s: token stream, version %d\n", path, STREAM_VERSION);
+  inspect_line("tokens", "%" PRId64 " of %d bytes", info->tokens, l.token_bytes);
+  return true;
+}
+
 bool inspect_stream(const struct inspection *i, struct error *e) {
   struct stream *s = stream_open(i->path, 0, e);
   if (!s) return false;
   const struct stream_info *info = stream_info(s);
-  const struct stream_header h = {.vocab_size = info->vocab_size, .tokens = info->tokens, .documents = info->documents, .n_sources = info->n_sources};
-  struct stream_layout l;
   char digest[HASH_TEXT];
   hash_text(info->digest, digest);
-  bool good = stream_layout_of(&h, &l) || error_set(e, ERROR_INTERNAL, "%s: layout", i->path);
+  bool good = print_kind(i->path, info, e);
   if (good) {
-    printf("%s: token stream, version %d\n", i->path, STREAM_VERSION);
-    inspect_line("tokens", "%" PRId64 " of %d bytes", info->tokens, l.token_bytes);
     inspect_line("documents", "%" PRId64 ", %.1f tokens on average", info->documents,
                  info->documents > 0 ? (double)info->tokens / (double)info->documents : 0);
-    inspect_line("tokenizer", "%s, vocabulary %d", info->tokenizer, info->vocab_size);
+    inspect_line("tokenizer", "%s, vocabulary %d", info->tokenizer[0] ? info->tokenizer : "not known", info->vocab_size);
     inspect_line("digest", "%s", digest);
-    inspect_line("file", "%" PRId64 " bytes, %" PRId64 " block%s of %d KiB", file_size(i->path), ceil_div(l.payload, FRAME_BLOCK),
-                 l.payload <= FRAME_BLOCK ? "" : "s", FRAME_BLOCK >> 10);
+    const int64_t bytes = file_size(i->path);
+    inspect_line("file", "%" PRId64 " bytes, digests of each %d KiB", bytes, FRAME_BLOCK >> 10);
     print_sources(info);
     if (i->verify) {
       good = stream_verify(s, e);

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "trainer/indexing.h"
 
 static bool same_configuration(struct run *run, struct error *e) {
   struct hash first = run->config_hash;
@@ -174,6 +175,7 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
     goto failed;
   }
 
+  if (purpose == RUN_TRAIN && indexing_is_wanted(&run->config) && !indexing_make_in_world(&run->config, run->comm, e)) goto failed;
   bool good = divide_batch(run, e) && open_data(run, purpose, e) && open_model(run, purpose, e);
   if (!comm_agree(run->comm, good, e) || !same_streams(run, e)) goto failed;
 
