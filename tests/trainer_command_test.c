@@ -106,7 +106,8 @@ TEST(table) {
     for (const struct argument *a = c->arguments; a->name; a++) {
       CHECK(a->help && a->help[0]);
       bool flag = strncmp(a->name, "--", 2) == 0;
-      bool positional = a->type == ARGUMENT_WORD || a->type == ARGUMENT_OPTIONAL_WORD || a->type == ARGUMENT_WORDS;
+      bool positional = a->type == ARGUMENT_WORD || a->type == ARGUMENT_OPTIONAL_WORD || a->type == ARGUMENT_WORDS ||
+                        a->type == ARGUMENT_OPTIONAL_WORDS;
       CHECK(flag != positional);
       CHECK((a->value != NULL) == (flag && a->type != ARGUMENT_FLAG));
       CHECK(!a->needed || a->type == ARGUMENT_TEXT);
