@@ -26,30 +26,6 @@ int64_t tokenizer_bytes_encode(const void *text, int64_t bytes, int32_t *ids);
 /* Decodes one id into out[0..7]; returns the number of bytes (0 for specials). */
 int tokenizer_bytes_decode(int32_t id, char out[8]);
 
-/* ---- preparing a stream ------------------------------------------------ */
-struct data_prepare {
-  const struct data_source *sources;
-  int n_sources;
-  const char *train_path, *validation_path; /* streams to write; validation NULL: all is for training */
-  double validation_fraction;               /* of documents, in (0, 1) with a validation_path */
-  uint64_t seed;                            /* keys the order of documents */
-};
-
-struct data_prepared {
-  int64_t documents[2], tokens[2]; /* train, validation */
-  int64_t files;      /* found; each is one document, or empty, or a duplicate */
-  int64_t empty;      /* without a byte: skipped */
-  int64_t duplicates; /* the same bytes as an earlier file: dropped */
-};
-
-/* Reads sources, orders documents by a hash of (seed, content), writes BOS doc
- * EOS … streams (each whole or not at all, folders made as needed).  Held out
- * for validation is what a hash of the content alone says, so every seed keeps
- * the same validation documents; at least one document must fall on each side.
- * Text is read twice and never held: memory grows with the number of files
- * only.  Errors are ERROR_DATA (or ERROR_SYSTEM for memory) and name the file. */
-bool data_prepare(const struct data_prepare *p, struct data_prepared *done, struct error *e);
-
 /* ---- reading ----------------------------------------------------------- */
 struct stream; /* opaque */
 

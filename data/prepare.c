@@ -1,87 +1,41 @@
-/* From text files to token streams.
- *
- * Pass 1 reads every file once for its content hash; that decides all: which
- * files are duplicates, which side a document falls on, and where.  Pass 2
- * reads the documents in their final order and writes them.  Nothing depends
- * on names, dates or the order in which files were found, except which of two
- * equal files is called the duplicate.
- */
+/* From text to token streams: the request, its work folder, and the passes in turn. */
+#include "data/prepare.h"
+
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-#include "base/hash.h"
-#include "data/corpus.h"
-#include "data/corpus_bytes.h"
-#include "data/data.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/threads.h"
+#include "data/prepare_parts.h"
 #include "data/stream_file.h"
 
-#define CHUNK (256 * 1024) /* bytes of text in memory */
+enum { LEAST_MEMORY = 4 << 20, USUAL_MEMORY = 1 << 30 };
 
-enum { TRAIN = 0, VALIDATION = 1 };
+/* ---- the request ----------------------------------------------------------- */
 
-struct document {
-  struct hash content, order;
-  int64_t file, bytes;
-  int side;
-};
-
-struct preparation {
-  const struct data_prepare *request;
-  struct corpus_files files;
-  struct document *documents;
-  int64_t count;
-  char *text;
-  int32_t *ids;
-};
-
-/* A hash of `label`, `seed` and a content hash. */
-static struct hash keyed(const char label[8], uint64_t seed, struct hash content) {
-  unsigned char bytes[32];
-  memcpy(bytes, label, 8);
-  store_u64(bytes + 8, seed);
-  store_hash(bytes + 16, content);
-  return hash_bytes(bytes, sizeof bytes);
-}
-
-static int compare_hash(struct hash a, struct hash b) {
-  if (a.high != b.high) return a.high < b.high ? -1 : 1;
-  return (a.low > b.low) - (a.low < b.low);
-}
-
-static int by_content(const void *x, const void *y) {
-  const struct document *a = x, *b = y;
-  int c = compare_hash(a->content, b->content);
-  return c ? c : (a->file > b->file) - (a->file < b->file);
-}
-
-static int by_order(const void *x, const void *y) {
-  const struct document *a = x, *b = y;
-  int c = compare_hash(a->order, b->order);
-  return c ? c : compare_hash(a->content, b->content);
-}
-
-/* Feeds a file's text through `text`; with a writer, writes it too. */
-static bool read_document(struct preparation *p, const char *path, struct stream_writer *w, struct hash *content,
-                          int64_t *bytes, struct error *e) {
-  struct corpus_bytes *t = corpus_bytes_open(path, e);
-  if (!t) return false;
-  struct hash_state *h = hash_open();
-  bool ok = h || error_set(e, ERROR_SYSTEM, "out of memory reading %s", path);
-  *bytes = 0;
-  while (ok) {
-    int64_t got = corpus_bytes_read(t, p->text, CHUNK, e);
-    if (got < 0) ok = false;
-    if (got <= 0) break;
-    hash_feed(h, p->text, (size_t)got);
-    *bytes += got;
-    if (w) ok = stream_writer_tokens(w, p->ids, tokenizer_bytes_encode(p->text, got, p->ids), e);
+static bool check_request(const struct data_prepare *r, struct error *e) {
+  if (r->n_sources > DATA_SOURCES)
+    return error_set(e, ERROR_DATA, "%d sources, a stream has at most %d", r->n_sources, DATA_SOURCES);
+  if (r->n_sources < 1) {
+    error_set(e, ERROR_DATA, "no sources to prepare");
+    return error_hint(e, "set data.sources");
   }
-  if (h) *content = hash_close(h);
-  corpus_bytes_close(t);
-  return ok;
+  if (r->validation_path && !(r->validation_fraction > 0 && r->validation_fraction < 1))
+    return error_set(e, ERROR_DATA, "data.validation_fraction is %g, it must lie between 0 and 1", r->validation_fraction);
+  for (int i = 0; i < r->n_sources; i++) {
+    if (r->sources[i].format <= DATA_JSONL) continue;
+    error_set(e, ERROR_DATA, "%s: `prepare` reads text, its format is one of token files", r->sources[i].path);
+    return error_hint(e, "`fp4d index` makes an order over token files");
+  }
+  return true;
 }
 
 /* The streams must not take the place of the text that they are made of. */
@@ -91,144 +45,207 @@ static bool check_targets(const struct preparation *p, struct error *e) {
     return error_set(e, ERROR_DATA, "training and validation stream have the same path %s", targets[0]);
   for (int side = 0; side < 2; side++) {
     struct stat target, st;
-    if (!targets[side] || stat(targets[side], &target) != 0) continue; /* new */
+    if (!targets[side]) continue;
+    if (!file_make_parent(targets[side], ERROR_DATA, e)) return false;
+    if (stat(targets[side], &target) != 0) continue; /* new */
+    if (S_ISDIR(target.st_mode)) return error_set(e, ERROR_DATA, "cannot write the stream %s: it is a folder", targets[side]);
     for (int64_t i = 0; i < p->files.count; i++)
       if (stat(p->files.file[i].path, &st) == 0 && st.st_dev == target.st_dev && st.st_ino == target.st_ino)
-        return error_set(e, ERROR_DATA, "the stream %s would overwrite the source %s", targets[side],
-                         p->files.file[i].path);
+        return error_set(e, ERROR_DATA, "the stream %s would overwrite the source %s", targets[side], p->files.file[i].path);
   }
   return true;
 }
 
-static bool read_all(struct preparation *p, struct data_prepared *done, struct error *e) {
-  p->documents = malloc((size_t)p->files.count * sizeof *p->documents);
-  if (!p->documents) return error_set(e, ERROR_SYSTEM, "out of memory for %" PRId64 " documents", p->files.count);
-  for (int64_t i = 0; i < p->files.count; i++) {
-    struct document d = {.file = i};
-    if (!read_document(p, p->files.file[i].path, NULL, &d.content, &d.bytes, e)) return false;
-    if (d.bytes == 0)
-      done->empty++;
-    else
-      p->documents[p->count++] = d;
-  }
-  return true;
-}
-
-/* Drops duplicates, chooses sides, puts documents in order. */
-static bool arrange(struct preparation *p, struct data_prepared *done, struct error *e) {
-  const struct data_prepare *r = p->request;
-  double fraction = r->validation_path ? r->validation_fraction : 0;
-  if (p->count == 0) return error_set(e, ERROR_DATA, "all %" PRId64 " text files are empty", p->files.count);
-  qsort(p->documents, (size_t)p->count, sizeof *p->documents, by_content);
-  int64_t kept = 0;
-  for (int64_t i = 0; i < p->count; i++)
-    if (i == 0 || !hash_equal(p->documents[i].content, p->documents[kept - 1].content))
-      p->documents[kept++] = p->documents[i];
-  done->duplicates = p->count - kept;
-  p->count = kept;
-  for (int64_t i = 0; i < kept; i++) {
-    struct document *d = &p->documents[i];
-    d->order = keyed("order\0\0", r->seed, d->content);
-    uint64_t u = keyed("holdout", 0, d->content).high;
-    d->side = (double)(u >> 11) * 0x1p-53 < fraction ? VALIDATION : TRAIN;
-    done->documents[d->side]++;
-  }
-  for (int side = 0; r->validation_path && side < 2; side++)
-    if (done->documents[side] == 0) {
-      error_set(e, ERROR_DATA, "of %" PRId64 " distinct documents none is left for %s (data.validation_fraction %g)", kept,
-                side == TRAIN ? "training" : "validation", fraction);
-      if (kept == 1) return error_hint(e, "give at least two files: a file is one document");
-      return error_hint(e, "%s data.validation_fraction or add documents", side == TRAIN ? "lower" : "raise");
-    }
-  qsort(p->documents, (size_t)kept, sizeof *p->documents, by_order);
-  return true;
-}
-
-static bool write_documents(struct preparation *p, struct stream_writer *w, int side, struct error *e) {
-  static const int32_t bos = TOKENIZER_BYTES_BOS, eos = TOKENIZER_BYTES_EOS;
-  for (int64_t i = 0; i < p->count; i++) {
-    const struct document *d = &p->documents[i];
-    if (d->side != side) continue;
-    const char *path = p->files.file[d->file].path;
-    struct hash content;
-    int64_t bytes;
-    if (!stream_writer_document(w, p->files.file[d->file].source, e) || !stream_writer_tokens(w, &bos, 1, e) ||
-        !read_document(p, path, w, &content, &bytes, e) || !stream_writer_tokens(w, &eos, 1, e))
-      return false;
-    if (bytes != d->bytes || !hash_equal(content, d->content)) {
-      error_set(e, ERROR_DATA, "%s changed while it was being prepared", path);
-      return error_hint(e, "start again when nothing writes to it");
-    }
-  }
-  const char *notes[STREAM_SOURCES];
-  for (int i = 0; i < p->request->n_sources; i++) notes[i] = p->request->sources[i].path;
-  return stream_writer_finish(w, notes, e);
-}
-
-/* The last part of the path; of equal ones the later ones have a number. */
-static void source_name(const struct data_source *sources, int i, char name[STREAM_NAME]) {
-  const char *path = sources[i].path;
-  int end = (int)strlen(path), begin;
-  while (end > 1 && path[end - 1] == '/') end--;
-  for (begin = end; begin > 0 && path[begin - 1] != '/';) begin--;
-  if (end - begin > STREAM_NAME - 8) begin = end - (STREAM_NAME - 8);
-  snprintf(name, STREAM_NAME, "%.*s", end - begin, path + begin);
-  for (int j = 0; j < i; j++) {
-    char other[STREAM_NAME];
-    source_name(sources, j, other);
-    if (strcmp(other, name) == 0) snprintf(name, STREAM_NAME, "%.*s-%d", end - begin, path + begin, i);
-  }
-}
-
-/* The streams are whole on the disk before one gets its name. */
-static bool write_streams(struct preparation *p, struct data_prepared *done, struct error *e) {
-  const char *paths[2] = {p->request->train_path, p->request->validation_path};
-  struct stream_writer *w[2] = {NULL, NULL};
-  char names[STREAM_SOURCES][STREAM_NAME];
-  const char *name[STREAM_SOURCES];
+static bool list_files(struct preparation *p, struct error *e) {
   for (int i = 0; i < p->request->n_sources; i++) {
-    source_name(p->request->sources, i, names[i]);
-    name[i] = names[i];
+    const int64_t before = p->files.count;
+    if (!corpus_find(&p->files, p->request->sources[i].path, p->request->sources[i].format, i, e)) return false;
+    p->state.source[i].files = p->files.count - before;
   }
-  const struct stream_start start = {.vocab_size = TOKENIZER_BYTES_VOCAB, .bos = TOKENIZER_BYTES_BOS, .eos = TOKENIZER_BYTES_EOS,
-                                     .tokenizer = "bytes", .names = name, .n_sources = p->request->n_sources};
-  bool ok = true;
-  int sides = paths[VALIDATION] ? 2 : 1;
-  for (int side = 0; ok && side < sides; side++) {
-    w[side] = stream_writer_open(paths[side], &start, e);
-    ok = w[side] && write_documents(p, w[side], side, e);
+  for (int64_t i = 0; i < p->files.count; i++) p->file_bytes += p->files.file[i].bytes;
+  return true;
+}
+
+/* Which tokens stand round documents: a vocabulary in which one token is both gets one of them. */
+static void choose_ends(struct preparation *p) {
+  const struct tokenizer_info *t = tokenizer_info(p->tokenizer);
+  const struct data_prepare *r = p->request;
+  p->bos = r->bos ? t->bos : -1;
+  p->eos = r->eos ? t->eos : -1;
+  if (p->bos >= 0 && p->bos == p->eos) p->bos = -1;
+  if (r->bos && t->bos < 0) log_warning("the tokenizer %s has no BOS: documents begin without one (data.bos: false says so)", t->name);
+  if (r->eos && t->eos < 0) log_warning("the tokenizer %s has no EOS: documents end without one (data.eos: false says so)", t->name);
+  p->token_bytes = t->vocab_size <= 65536 ? 2 : 4;
+}
+
+/* All that the runs of pass 1 depend on, as text; shares and lengths act later and are not part of it. */
+static bool describe(const struct preparation *p, char **text, struct error *e) {
+  const struct data_prepare *r = p->request;
+  char tokenizer[HASH_TEXT];
+  size_t bytes;
+  FILE *f = open_memstream(text, &bytes);
+  if (!f) return error_set(e, ERROR_SYSTEM, "out of memory preparing data");
+  hash_text(tokenizer_info(p->tokenizer)->digest, tokenizer);
+  fprintf(f, "fp4d prepare, work of format 1\ntokenizer %s bos %d eos %d\n", tokenizer, p->bos, p->eos);
+  fprintf(f, "validation %.17g seed %" PRIu64 " in_file_order %d invalid_utf8 %d dedup %d pool %d\n",
+          r->validation_path ? r->validation_fraction : 0, r->seed, r->in_file_order, (int)r->invalid_utf8, (int)r->dedup, p->pool);
+  for (int i = 0; i < r->n_sources; i++)
+    fprintf(f, "source %d format %d key %s %s\n", i, (int)r->sources[i].format, r->sources[i].text_key, r->sources[i].path);
+  for (int64_t i = 0; i < p->files.count; i++) {
+    const struct corpus_file *c = &p->files.file[i];
+    fprintf(f, "file %d %d %" PRId64 " %" PRId64 ".%09" PRId64 " %s\n", c->source, (int)c->kind, c->bytes, c->changed_s, c->changed_ns, c->path);
   }
-  for (int side = 0; ok && side < sides; side++) {
-    done->tokens[side] = stream_writer_count(w[side]);
-    ok = stream_writer_publish(w[side], e);
-  }
-  stream_writer_close(w[0]);
-  stream_writer_close(w[1]);
+  if (fclose(f) == 0) return true;
+  free(*text);
+  *text = NULL;
+  return error_set(e, ERROR_SYSTEM, "out of memory preparing data");
+}
+
+/* ---- the work folder ------------------------------------------------------- */
+
+static char *work_folder(const char *train_path) {
+  char *path;
+  return asprintf(&path, "%s.work", train_path) < 0 ? NULL : path;
+}
+
+bool data_prepare_begun(const char *train_path) {
+  char *folder = work_folder(train_path), *request = NULL;
+  const bool begun = folder && asprintf(&request, "%s/request", folder) > 0 && file_exists(request);
+  free(request);
+  free(folder);
+  return begun;
+}
+
+/* One process at a time.  Where the file system has no locks there is none. */
+static bool lock_work(const struct preparation *p, int *fd, struct error *e) {
+  char *path;
+  if (asprintf(&path, "%s/lock", p->work) < 0) return error_set(e, ERROR_SYSTEM, "out of memory preparing data");
+  *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  bool ok = *fd >= 0 || error_errno(e, ERROR_DATA, "cannot create %s", path);
+  if (ok && flock(*fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    ok = error_set(e, ERROR_DATA, "another process prepares %s", p->request->train_path);
+  free(path);
   return ok;
 }
 
-bool data_prepare(const struct data_prepare *r, struct data_prepared *done, struct error *e) {
-  *done = (struct data_prepared){0};
-  if (r->n_sources > STREAM_SOURCES)
-    return error_set(e, ERROR_DATA, "%d sources, a stream has at most %d", r->n_sources, STREAM_SOURCES);
-  if (r->n_sources < 1) {
-    error_set(e, ERROR_DATA, "no sources to prepare");
-    return error_hint(e, "set data.sources");
+/* Removes everything in the folder but the lock. */
+static bool clear_work(const struct preparation *p, struct error *e) {
+  static const char *const names[] = {"request", "runs", NULL};
+  for (int i = 0; names[i]; i++) {
+    char *path;
+    if (asprintf(&path, "%s/%s", p->work, names[i]) < 0) return error_set(e, ERROR_SYSTEM, "out of memory preparing data");
+    const bool ok = file_remove_tree(path, ERROR_DATA, e);
+    free(path);
+    if (!ok) return false;
   }
-  if (r->validation_path && !(r->validation_fraction > 0 && r->validation_fraction < 1))
-    return error_set(e, ERROR_DATA, "data.validation_fraction is %g, it must lie between 0 and 1",
-                     r->validation_fraction);
-  struct preparation p = {.request = r};
-  p.text = malloc(CHUNK);
-  p.ids = malloc(CHUNK * sizeof *p.ids);
-  bool ok = (p.text && p.ids) ||
-            error_set(e, ERROR_SYSTEM, "out of memory preparing data");
-  for (int i = 0; ok && i < r->n_sources; i++) ok = corpus_find(&p.files, r->sources[i].path, DATA_AUTO, i, e);
-  done->files = p.files.count;
-  ok = ok && check_targets(&p, e) && read_all(&p, done, e) && arrange(&p, done, e) && write_streams(&p, done, e);
+  return true;
+}
+
+/* The folder holds the work of this request: what is there of another is removed. */
+static bool claim_work(const struct preparation *p, const char *description, struct error *e) {
+  char *path, *before = NULL;
+  size_t bytes;
+  if (asprintf(&path, "%s/request", p->work) < 0) return error_set(e, ERROR_SYSTEM, "out of memory preparing data");
+  struct error none;
+  const bool there = file_exists(path);
+  const bool same = there && file_read(path, (size_t)1 << 32, ERROR_DATA, &before, &bytes, &none) && strcmp(before, description) == 0;
+  bool ok = true;
+  if (!same) {
+    if (there) log_info("%s is of other sources or settings: begun anew", p->work);
+    ok = clear_work(p, e) && file_publish(path, description, strlen(description), ERROR_DATA, e);
+  }
+  free(before);
+  free(path);
+  return ok;
+}
+
+static bool open_sort(struct preparation *p, struct error *e) {
+  char *folder;
+  if (asprintf(&folder, "%s/runs", p->work) < 0) return error_set(e, ERROR_SYSTEM, "out of memory preparing data");
+  const struct sort_request request = {.folder = folder, .owner = p->owner, .key_bytes = PREPARE_KEY, .memory = p->memory / 4,
+                                       .state_bytes = (int64_t)sizeof p->state};
+  p->sort = sort_external_open(&request, e);
+  free(folder);
+  if (!p->sort) return false;
+  const void *state = sort_external_state(p->sort);
+  if (!state) return true;
+  memcpy(&p->state, state, sizeof p->state);
+  p->done->resumed = true;
+  if (p->state.finished)
+    log_info("%s: all sources are read already", p->work);
+  else
+    log_info("%s: goes on after %" PRId64 " records", p->work, p->state.ordinal);
+  return true;
+}
+
+/* Nothing finished is in the folder: it goes. */
+static void forget_empty_work(const struct preparation *p, bool any) {
+  struct error none;
+  if (p->work && !any) file_remove_tree(p->work, ERROR_DATA, &none);
+}
+
+/* ---- all of it ------------------------------------------------------------- */
+
+/* A document at least must be on each side. */
+static bool check_sides(const struct preparation *p, struct error *e) {
+  const struct data_prepare *r = p->request;
+  int64_t side[2] = {0, 0}, read = 0;
+  for (int i = 0; i < r->n_sources; i++) {
+    read += p->done->source[i].documents;
+    for (int k = 0; k < 2; k++) side[k] += p->done->source[i].side[k].documents;
+  }
+  const int64_t kept = side[0] + side[1];
+  if (kept == 0) return error_set(e, ERROR_DATA, "of %" PRId64 " documents none has text: all are empty or dropped", read);
+  for (int k = 0; r->validation_path && k < 2; k++) {
+    if (side[k] > 0) continue;
+    error_set(e, ERROR_DATA, "of %" PRId64 " distinct documents none is left for %s (data.validation_fraction %g)", kept,
+              k == PREPARE_TRAIN ? "training" : "validation", r->validation_fraction);
+    if (kept == 1) return error_hint(e, "give at least two documents: a text file is one, a line of .jsonl is one");
+    return error_hint(e, "%s data.validation_fraction or add documents", k == PREPARE_TRAIN ? "lower" : "raise");
+  }
+  return true;
+}
+
+static bool run_passes(struct preparation *p, struct error *e) {
+  return open_sort(p, e) && prepare_read(p, e) && prepare_drop(p, e) && check_sides(p, e) && prepare_write(p, e);
+}
+
+static void sum_up(struct data_prepared *done, int n_sources) {
+  for (int i = 0; i < n_sources; i++) {
+    done->files += done->source[i].files;
+    done->empty += done->source[i].empty;
+    done->duplicates += done->source[i].duplicates;
+  }
+}
+
+bool data_prepare(const struct data_prepare *r, struct data_prepared *done, struct error *e) {
+  *done = (struct data_prepared){.exhausted = {-1, -1}};
+  if (!check_request(r, e)) return false;
+  struct preparation p = {.request = r, .done = done, .memory = r->memory ? r->memory : USUAL_MEMORY,
+                          .threads = r->threads > 0 ? r->threads : threads_available(),
+                          .pool = mixture_is_pool(r->sources, r->n_sources, r->n_stages)};
+  if (p.memory < LEAST_MEMORY) p.memory = LEAST_MEMORY;
+  done->pool = p.pool;
+  char *description = NULL;
+  int lock = -1;
+  bool ok = list_files(&p, e) && check_targets(&p, e) && (p.tokenizer = tokenizer_open(r->tokenizer ? r->tokenizer : "bytes", e)) != NULL;
+  if (ok) choose_ends(&p);
+  ok = ok && describe(&p, &description, e);
+  if (ok) p.owner = hash_bytes(description, strlen(description));
+  p.work = ok ? work_folder(r->train_path) : NULL;
+  if (ok && !p.work) ok = error_set(e, ERROR_SYSTEM, "out of memory preparing data");
+  ok = ok && file_make_folder(p.work, ERROR_DATA, e) && lock_work(&p, &lock, e);
+  const bool mine = ok;
+  ok = ok && claim_work(&p, description, e) && run_passes(&p, e);
+  const bool finished_some = p.sort && sort_external_runs(p.sort) > 0;
+  sort_external_close(p.sort);
+  if (mine) forget_empty_work(&p, !ok && finished_some);
+  if (ok) sum_up(done, r->n_sources);
+  if (lock >= 0) close(lock);
+  if (p.tokenizer) tokenizer_close(p.tokenizer);
   corpus_files_free(&p.files);
-  free(p.documents);
-  free(p.text);
-  free(p.ids);
+  free(p.dropped);
+  free(p.work);
+  free(description);
   return ok;
 }

@@ -3,10 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "data/data.h"
+#include "data/prepare.h"
 #include "trainer/command.h"
 #include "trainer/config.h"
+#include "trainer/table.h"
 
 struct prepare_arguments {
   const char *config;
@@ -34,23 +37,144 @@ static bool existing(const struct config *c, const char *path, struct error *e) 
   return true;
 }
 
+/* ---- what became of the sources -------------------------------------------- */
+
+/* Sources one a row, from numbers that `fill` adds; with several, their sums below. */
+static void print_table(const struct config *c, const struct data_prepared *done, const char *const *head, int cols,
+                        void (*fill)(struct table *t, const struct data_prepared_source *s, double whole, int side), int side,
+                        double whole) {
+  struct table t = table_new(cols);
+  struct data_prepared_source all = {0};
+  for (int i = 0; i < cols; i++) table_add(&t, "%s", head[i]);
+  for (int64_t i = 0; i < c->data.n_sources; i++) {
+    const struct data_prepared_source *s = &done->source[i];
+    table_add(&t, "%.40s", c->data.source[i].name);
+    fill(&t, s, whole, side);
+    all.files += s->files, all.bytes += s->bytes, all.documents += s->documents, all.empty += s->empty;
+    all.invalid += s->invalid, all.replacements += s->replacements, all.invalid_dropped += s->invalid_dropped;
+    all.duplicates += s->duplicates, all.near += s->near;
+    overlap_total_add(&all.overlap, &s->overlap);
+    for (int k = 0; k < 2; k++) {
+      all.side[k].documents += s->side[k].documents, all.side[k].tokens += s->side[k].tokens;
+      all.side[k].written_documents += s->side[k].written_documents;
+      all.side[k].written_tokens += s->side[k].written_tokens, all.side[k].unused_tokens += s->side[k].unused_tokens;
+    }
+  }
+  if (c->data.n_sources > 1) {
+    table_add(&t, "together");
+    fill(&t, &all, whole, side);
+  }
+  table_print(&t, stdout, false);
+  table_free(&t);
+}
+
+static void fill_read(struct table *t, const struct data_prepared_source *s, double whole, int side) {
+  (void)whole, (void)side;
+  const int64_t numbers[] = {s->files, s->documents, s->empty, s->invalid, s->replacements, s->invalid_dropped,
+                             s->duplicates, s->near, s->side[PREPARE_VALIDATION].documents};
+  table_add(t, "%.2f", (double)s->bytes / 1e6);
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) table_add(t, "%" PRId64, numbers[i]);
+}
+
+static void fill_written(struct table *t, const struct data_prepared_source *s, double whole, int side) {
+  const int64_t tokens = s->side[side].tokens, written = s->side[side].written_tokens;
+  table_add(t, "%" PRId64, s->side[side].written_documents);
+  table_add(t, "%" PRId64, written);
+  table_add(t, "%.2f %%", whole > 0 ? 100 * (double)written / whole : 0);
+  table_add(t, "%.3f", tokens > 0 ? (double)written / (double)tokens : 0);
+  table_add(t, "%" PRId64, s->side[side].unused_tokens);
+}
+
+static void fill_overlap(struct table *t, const struct data_prepared_source *s, double whole, int side) {
+  (void)whole, (void)side;
+  const struct overlap_total *o = &s->overlap;
+  table_add(t, "%" PRId64, o->documents);
+  table_add(t, "%" PRId64, o->touched);
+  table_add(t, "%.3f %%", o->documents > 0 ? 100 * (double)o->touched / (double)o->documents : 0);
+  table_add(t, "%" PRId64, o->grams);
+  table_add(t, "%" PRId64, o->shared);
+  table_add(t, "%.4f %%", o->grams > 0 ? 100 * (double)o->shared / (double)o->grams : 0);
+}
+
+static void print_stream(const struct config *c, const struct data_prepared *done, const char *path, int side) {
+  static const char *const head[] = {"source", "documents", "tokens", "share", "passes", "unused tokens"};
+  printf("\n%s: %" PRId64 " tokens in %" PRId64 " documents\n", path, done->tokens[side], done->documents[side]);
+  print_table(c, done, head, 6, fill_written, side, (double)done->tokens[side]);
+  if (done->exhausted[side] >= 0) {
+    const struct data_source *s = &c->data.source[done->exhausted[side]];
+    if (side == PREPARE_VALIDATION)
+      printf("%s had no more, and so ended it\n", s->name);
+    else
+      printf("%s had no more within max_repetition %g, and so ended it\n", s->name, s->max_repetition);
+  }
+}
+
+static void print_result(const struct config *c, const struct data_prepared *done, double seconds) {
+  static const char *const read[] = {"source", "MB of text", "files", "documents", "empty", "invalid UTF-8", "U+FFFD put",
+                                     "dropped for it", "duplicates", "near", "held out"};
+  static const char *const overlap[] = {"source", "documents", "share a 13-gram", "", "13-grams", "shared", ""};
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < c->data.n_sources; i++) bytes += done->source[i].bytes;
+  print_table(c, done, read, 11, fill_read, 0, 0);
+  print_stream(c, done, c->data.train, PREPARE_TRAIN);
+  if (c->data.validation[0]) print_stream(c, done, c->data.validation, PREPARE_VALIDATION);
+  if (done->overlap_path[0]) {
+    const struct overlap_side *v = &done->overlap;
+    printf("\n%s: of %" PRId64 " distinct 13-grams in %" PRId64 " validation documents, training has %" PRId64 "\n",
+           done->overlap_path, v->distinct, v->documents, v->met);
+    print_table(c, done, overlap, 7, fill_overlap, 0, 0);
+  }
+  printf("\n%.1f s%s, %.2f MB/s of text\n", seconds, done->resumed ? " since it was started again" : "", (double)bytes / 1e6 / seconds);
+}
+
+/* ---- the command ----------------------------------------------------------- */
+
 static bool prepare(const struct config *c, struct error *e) {
   if (c->data.n_sources == 0) return error_set(e, ERROR_CONFIG, "data.sources is empty: nothing to prepare from");
-  bool validate = c->data.validation[0] != 0;
-  struct data_prepare p = {.sources = c->data.source,
-                           .n_sources = (int)c->data.n_sources,
-                           .train_path = c->data.train,
-                           .validation_path = validate ? c->data.validation : NULL,
-                           .validation_fraction = validate ? c->data.validation_fraction : 0,
-                           .seed = (uint64_t)c->data.seed};
-  struct data_prepared done;
-  /* Before all of the text is read. */
-  if (!file_make_parent(c->data.train, ERROR_DATA, e) || (validate && !file_make_parent(c->data.validation, ERROR_DATA, e)))
-    return false;
+  const bool validate = c->data.validation[0] != 0;
+  const struct data_prepare p = {.sources = c->data.source,
+                                 .n_sources = (int)c->data.n_sources,
+                                 .train_path = c->data.train,
+                                 .validation_path = validate ? c->data.validation : NULL,
+                                 .validation_fraction = validate ? c->data.validation_fraction : 0,
+                                 .seed = (uint64_t)c->data.seed,
+                                 .stages = c->data.stage,
+                                 .n_stages = (int)c->data.n_stages,
+                                 .tokens = c->data.tokens,
+                                 .tokenizer = c->data.tokenizer,
+                                 .bos = c->data.bos,
+                                 .eos = c->data.eos,
+                                 .in_file_order = !c->data.shuffle_documents,
+                                 .invalid_utf8 = c->data.invalid_utf8,
+                                 .dedup = c->data.dedup,
+                                 .minhash_threshold = c->data.minhash_threshold,
+                                 .overlap_report = c->data.overlap_report,
+                                 .memory = c->data.prepare_memory,
+                                 .threads = (int)c->run.threads};
+  static struct data_prepared done;
+  const double began = clock_seconds();
   if (!data_prepare(&p, &done, e)) return false;
-  printf("%s: %" PRId64 " tokens in %" PRId64 " documents\n", c->data.train, done.tokens[0], done.documents[0]);
-  if (validate)
-    printf("%s: %" PRId64 " tokens in %" PRId64 " documents\n", c->data.validation, done.tokens[1], done.documents[1]);
+  print_result(c, &done, clock_seconds() - began);
+  return true;
+}
+
+/* True: there is something to make. */
+static bool wanted(const struct config *c, struct error *e) {
+  const bool validate = c->data.validation[0] != 0, begun = data_prepare_begun(c->data.train);
+  const bool train = existing(c, c->data.train, e);
+  if (!train && e->code != ERROR_NONE) return false;
+  const bool validation = validate && existing(c, c->data.validation, e);
+  if (validate && !validation && e->code != ERROR_NONE) return false;
+  if (train && (validation || !validate)) {
+    printf("nothing to do; --force makes them anew\n");
+    if (begun) printf("%s.work is left of a preparation that was ended: --force goes on from it\n", c->data.train);
+    return false;
+  }
+  if ((train || validation) && !begun) { /* making both would change a stream that a run may have read */
+    error_set(e, ERROR_DATA, "%s exists and %s does not", train ? c->data.train : c->data.validation,
+              train ? c->data.validation : c->data.train);
+    return error_hint(e, "--force makes both anew");
+  }
   return true;
 }
 
@@ -60,21 +184,6 @@ int command_prepare(int argc, char **argv) {
   static struct config c;
   if (!arguments_parse(command_prepare_arguments, argc, argv, &a, &e)) return command_fail(&e);
   if (!config_load(&c, a.config, a.sets.item, a.sets.n, &e)) return command_fail(&e);
-  if (!a.force) {
-    bool validate = c.data.validation[0] != 0, train = existing(&c, c.data.train, &e);
-    if (!train && e.code != ERROR_NONE) return command_fail(&e);
-    bool validation = validate && existing(&c, c.data.validation, &e);
-    if (validate && !validation && e.code != ERROR_NONE) return command_fail(&e);
-    if (train && (validation || !validate)) {
-      printf("nothing to do; --force makes them anew\n");
-      return ERROR_NONE;
-    }
-    if (train || validation) { /* making both would change a stream that a run may have read */
-      error_set(&e, ERROR_DATA, "%s exists and %s does not", train ? c.data.train : c.data.validation,
-                train ? c.data.validation : c.data.train);
-      error_hint(&e, "--force makes both anew");
-      return command_fail(&e);
-    }
-  }
+  if (!a.force && !wanted(&c, &e)) return e.code == ERROR_NONE ? ERROR_NONE : command_fail(&e);
   return prepare(&c, &e) ? ERROR_NONE : command_fail(&e);
 }
