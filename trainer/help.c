@@ -17,9 +17,11 @@ const struct command commands[] = {
      "the problem.  The exit code is that of the first kind of problem.\n"},
     {"plan", "parameters, FLOPs, memory and roofline of a run; needs no GPU", command_plan_arguments, command_plan, ""},
     {"prepare", "make token streams from text", command_prepare_arguments, command_prepare,
-     "Reads data.sources, orders documents by a keyed hash, and writes the streams\n"
-     "data.train and data.validation, whole or not at all.  Where they exist already\n"
-     "nothing is done.\n"},
+     "Reads data.sources once, drops duplicates, holds documents out for validation, and\n"
+     "writes the streams data.train and data.validation in their final order (keyed\n"
+     "shuffle, sources mixed by their weights), whole or not at all.  Where they exist\n"
+     "already nothing is done.  After a kill or an error the same command goes on from\n"
+     "what is finished in TRAIN.work.\n"},
     {"tokenize", "text to token ids and back; a vocabulary from text", command_tokenize_arguments, command_tokenize,
      "Reads whole texts and writes a line of ids for each; with --decode the bytes of ids.\n"
      "--train writes a rank file (BASE64 SPACE RANK lines), which data.tokenizer and tiktoken take.\n"},
