@@ -42,6 +42,7 @@ struct stream_info {
   int32_t bos, eos;                 /* ids that stand round each document; -1: none */
   struct hash digest;               /* of the content */
   char tokenizer[STREAM_TOKENIZER]; /* "bytes", …; empty: not known */
+  int64_t blocks;                   /* of its file, each with a digest */
   int64_t token_files;              /* that an index draws on; 0: the stream holds its tokens itself */
   int n_sources;                    /* at least 1 */
   struct stream_source source[STREAM_SOURCES];

@@ -129,6 +129,7 @@ bool stream_index_open(struct stream *s, int64_t size, struct error *e) {
                                  .bos = h->bos,
                                  .eos = h->eos,
                                  .digest = h->content,
+                                 .blocks = x->frame.blocks,
                                  .token_files = h->files,
                                  .n_sources = h->n_sources,
                                  .sources = x->frame.text};

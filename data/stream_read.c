@@ -33,6 +33,7 @@ bool stream_tokens_open(struct stream *s, int64_t size, struct error *e) {
                                  .bos = h.bos,
                                  .eos = h.eos,
                                  .digest = f->frame.digest,
+                                 .blocks = f->frame.blocks,
                                  .n_sources = h.n_sources,
                                  .sources = f->frame.text};
   memcpy(s->info.tokenizer, h.tokenizer, sizeof s->info.tokenizer);

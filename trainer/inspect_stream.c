@@ -129,18 +129,14 @@ static void print_sources(const struct stream_info *info) {
   }
 }
 
-static bool print_kind(const char *path, const struct stream_info *info, struct error *e) {
+static void print_kind(const char *path, const struct stream_info *info) {
   if (info->token_files > 0) {
     printf("%s: index, version %d\n", path, INDEX_VERSION);
     inspect_line("tokens", "%" PRId64 " in %" PRId64 " token file%s", info->tokens, info->token_files, info->token_files == 1 ? "" : "s");
-    return true;
+    return;
   }
-  const struct stream_header h = {.vocab_size = info->vocab_size, .tokens = info->tokens, .documents = info->documents, .n_sources = info->n_sources};
-  struct stream_layout l;
-  if (!stream_layout_of(&h, &l)) return error_set(e, ERROR_INTERNAL, "%s: layout", path);
   printf("%s: token stream, version %d\n", path, STREAM_VERSION);
-  inspect_line("tokens", "%" PRId64 " of %d bytes", info->tokens, l.token_bytes);
-  return true;
+  inspect_line("tokens", "%" PRId64 " of %d bytes", info->tokens, info->vocab_size <= 65536 ? 2 : 4);
 }
 
 bool inspect_stream(const struct inspection *i, struct error *e) {
@@ -149,22 +145,21 @@ bool inspect_stream(const struct inspection *i, struct error *e) {
   const struct stream_info *info = stream_info(s);
   char digest[HASH_TEXT];
   hash_text(info->digest, digest);
-  bool good = print_kind(i->path, info, e);
-  if (good) {
-    inspect_line("documents", "%" PRId64 ", %.1f tokens on average", info->documents,
-                 info->documents > 0 ? (double)info->tokens / (double)info->documents : 0);
-    inspect_line("tokenizer", "%s, vocabulary %d", info->tokenizer[0] ? info->tokenizer : "not known", info->vocab_size);
-    inspect_line("digest", "%s", digest);
-    const int64_t bytes = file_size(i->path);
-    inspect_line("file", "%" PRId64 " bytes, digests of each %d KiB", bytes, FRAME_BLOCK >> 10);
-    print_sources(info);
-    if (i->verify) {
-      good = stream_verify(s, e);
-      if (good) inspect_line("verified", "header, documents, every token and the digests of all blocks hold");
-    }
-    if (good && is_bytes(info)) good = count_marks(s, i->verify, e);
-    if (good && info->tokens > 0) good = print_sample(s, i, e);
+  bool good = true;
+  print_kind(i->path, info);
+  inspect_line("documents", "%" PRId64 ", %.1f tokens on average", info->documents,
+               info->documents > 0 ? (double)info->tokens / (double)info->documents : 0);
+  inspect_line("tokenizer", "%s, vocabulary %d", info->tokenizer[0] ? info->tokenizer : "not known", info->vocab_size);
+  inspect_line("digest", "%s", digest);
+  inspect_line("file", "%" PRId64 " bytes, %" PRId64 " block%s of %d KiB", file_size(i->path), info->blocks, info->blocks == 1 ? "" : "s",
+               FRAME_BLOCK >> 10);
+  print_sources(info);
+  if (i->verify) {
+    good = stream_verify(s, e);
+    if (good) inspect_line("verified", "header, documents, every token and the digests of all blocks hold");
   }
+  if (good && is_bytes(info)) good = count_marks(s, i->verify, e);
+  if (good && info->tokens > 0) good = print_sample(s, i, e);
   stream_close(s);
   return good;
 }
