@@ -54,8 +54,8 @@ static inline struct problem problem_new(enum dtype type, struct attention_shape
 }
 
 static inline void problem_free(struct problem *p) {
-  void *all[] = {p->qkv.data, p->d_qkv.data, p->out.data, p->d_out.data, p->lse};
-  for (int i = 0; i < 5; i++) free(all[i]);
+  void *all[] = {p->qkv.data, p->d_qkv.data, p->out.data, p->d_out.data, p->lse, p->starts};
+  for (int i = 0; i < 6; i++) free(all[i]);
 }
 
 static inline void set(struct matrix *m, int64_t row, int64_t col, float x) { cpu_store(m, row * m->cols + col, &x, 1); }
