@@ -81,6 +81,7 @@ struct data_order {
   const struct stream *stream;
   int64_t seq_len;
   uint64_t seed;
+  enum data_boundary boundary; /* set after data_order_make, which leaves DATA_BOUNDARY_PREDICT */
 };
 
 /* Samples in an epoch: (tokens - 1) / seq_len; 0 when the stream is shorter
@@ -95,10 +96,15 @@ int64_t data_order_dropped_tokens(const struct data_order *o);
  * Costs the same for every index. */
 int64_t data_order_position(const struct data_order *o, int64_t index);
 
-/* Copies sample `index` of the run: inputs[seq_len] and targets[seq_len]
- * (-1 = not counted).  Errors as in stream_read. */
-bool data_sample(const struct data_order *o, int64_t index, int32_t *inputs, int32_t *targets,
-                 struct error *e);
+/* Where a sample goes: arrays of seq_len. */
+struct data_sample {
+  int32_t *inputs, *targets; /* -1: not counted, as DATA_BOUNDARY_MASK has a target that begins a document */
+  int32_t *starts;           /* NULL, or: the position in the sample where the document of input j begins, 0 when before it */
+  uint8_t *source;           /* NULL, or: of the document that target j lies in */
+};
+
+/* Copies sample `index` of the run.  Errors as in stream_read. */
+bool data_sample(const struct data_order *o, int64_t index, const struct data_sample *out, struct error *e);
 
 /* A hash of one sample's ids and index; batch hash = hash_sum over samples. */
 struct hash data_sample_hash(int64_t index, const int32_t *inputs, const int32_t *targets, int64_t seq_len);

@@ -7,7 +7,6 @@
  * so sample 10^9 costs what sample 0 costs.
  */
 #include <inttypes.h>
-#include <string.h>
 
 #include "base/checked.h"
 #include "base/philox.h"
@@ -64,20 +63,4 @@ int64_t data_order_position(const struct data_order *o, int64_t index) {
     x = feistel(x, bits, o->seed ^ ORDER_KEY, epoch);
   } while (x >= (uint64_t)n);
   return (int64_t)x;
-}
-
-bool data_sample(const struct data_order *o, int64_t index, int32_t *inputs, int32_t *targets, struct error *e) {
-  if (index < 0) return error_set(e, ERROR_INTERNAL, "sample %" PRId64, index);
-  int64_t s = o->seq_len, first = data_order_position(o, index) * s;
-  if (!stream_read(o->stream, first, s, inputs, e) || !stream_read(o->stream, first + s, 1, &targets[s - 1], e))
-    return error_context(e, "sample %" PRId64, index);
-  memcpy(targets, inputs + 1, (size_t)(s - 1) * sizeof *targets);
-  return true;
-}
-
-struct hash data_sample_hash(int64_t index, const int32_t *inputs, const int32_t *targets, int64_t seq_len) {
-  size_t bytes = (size_t)seq_len * sizeof *inputs;
-  struct hash i = hash_bytes(inputs, bytes), t = hash_bytes(targets, bytes);
-  uint64_t all[6] = {(uint64_t)index, (uint64_t)seq_len, i.high, i.low, t.high, t.low};
-  return hash_bytes(all, sizeof all);
 }

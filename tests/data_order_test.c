@@ -126,7 +126,7 @@ TEST(samples_are_shifted_windows) {
   CHECK_EQ_I64(data_order_dropped_tokens(&o), 2); /* 1003 = 20 * 50 + 1 + 2 */
   for (int64_t i = 0; i < 60; i++) {
     int32_t inputs[50], targets[50];
-    CHECK(data_sample(&o, i, inputs, targets, &e));
+    CHECK(data_sample(&o, i, &(struct data_sample){inputs, targets, NULL, NULL}, &e));
     int64_t first = data_order_position(&o, i) * 50;
     for (int k = 0; k < 50; k++) {
       CHECK_EQ_I64(inputs[k], (first + k) % 251);
@@ -134,7 +134,7 @@ TEST(samples_are_shifted_windows) {
     }
   }
   int32_t inputs[50], targets[50];
-  CHECK(!data_sample(&o, -1, inputs, targets, &e));
+  CHECK(!data_sample(&o, -1, &(struct data_sample){inputs, targets, NULL, NULL}, &e));
   /* One sample exactly, and one token too few. */
   CHECK(data_order_make(&o, s, 1002, 9, &e));
   CHECK_EQ_I64(data_order_epoch_samples(&o), 1);
@@ -159,7 +159,7 @@ static struct hash batch_hash(const struct data_order *o, int64_t t, int64_t glo
         int64_t i = t * global + r * share + m + k;
         int32_t inputs[17], targets[17];
         struct error e;
-        CHECK(data_sample(o, i, inputs, targets, &e));
+        CHECK(data_sample(o, i, &(struct data_sample){inputs, targets, NULL, NULL}, &e));
         mine = hash_sum(mine, data_sample_hash(i, inputs, targets, 17));
       }
     total = hash_sum(total, mine);

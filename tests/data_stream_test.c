@@ -161,13 +161,13 @@ TEST(more_than_four_gigabytes) {
   CHECK(data_order_make(&o, s, S, 1, &e));
   CHECK_EQ_I64(data_order_epoch_samples(&o), last + 1);
   CHECK_EQ_I64(data_order_epoch_samples(&o) * S + 1 + data_order_dropped_tokens(&o), tokens);
-  CHECK(data_sample(&o, last, inputs, targets, &e));
+  CHECK(data_sample(&o, last, &(struct data_sample){inputs, targets, NULL, NULL}, &e));
   for (int k = 0; k < S; k++) CHECK(inputs[k] == 100 + k && targets[k] == 101 + k);
-  CHECK(data_sample(&o, (INT64_C(1) << 31) / S, inputs, targets, &e));
+  CHECK(data_sample(&o, (INT64_C(1) << 31) / S, &(struct data_sample){inputs, targets, NULL, NULL}, &e));
   for (int k = 0; k < S; k++) CHECK(inputs[k] == 50 + k && targets[k] == 51 + k);
   /* Sample 10^9 and one far away: at once. */
-  CHECK(data_sample(&o, INT64_C(1000000000), inputs, targets, &e));
-  CHECK(data_sample(&o, INT64_C(1) << 60, inputs, targets, &e));
+  CHECK(data_sample(&o, INT64_C(1000000000), &(struct data_sample){inputs, targets, NULL, NULL}, &e));
+  CHECK(data_sample(&o, INT64_C(1) << 60, &(struct data_sample){inputs, targets, NULL, NULL}, &e));
   CHECK((double)(clock() - start) / CLOCKS_PER_SEC < 5);
   stream_close(s);
   CHECK(unlink(path) == 0);
@@ -411,8 +411,8 @@ TEST(planted_id) {
   struct data_order o;
   int32_t targets[100];
   CHECK(data_order_make(&o, s, 100, 0, &e));
-  CHECK(data_sample(&o, 6999, ids, targets, &e));
-  CHECK(!data_sample(&o, 7000, ids, targets, &e) && good_error(&e));
+  CHECK(data_sample(&o, 6999, &(struct data_sample){ids, targets, NULL, NULL}, &e));
+  CHECK(!data_sample(&o, 7000, &(struct data_sample){ids, targets, NULL, NULL}, &e) && good_error(&e));
   stream_close(s);
   /* Ids of 32 bits: those above 2^31 too. */
   static const struct plant huge[] = {{3, UINT32_MAX}};

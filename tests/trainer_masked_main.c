@@ -13,17 +13,17 @@
 
 enum { BATCH = 8 };
 
-bool __real_data_sample(const struct data_order *o, int64_t index, int32_t *inputs, int32_t *targets, struct error *e);
-bool __wrap_data_sample(const struct data_order *o, int64_t index, int32_t *inputs, int32_t *targets, struct error *e);
+bool __real_data_sample(const struct data_order *o, int64_t index, const struct data_sample *out, struct error *e);
+bool __wrap_data_sample(const struct data_order *o, int64_t index, const struct data_sample *out, struct error *e);
 
-bool __wrap_data_sample(const struct data_order *o, int64_t index, int32_t *inputs, int32_t *targets, struct error *e) {
+bool __wrap_data_sample(const struct data_order *o, int64_t index, const struct data_sample *out, struct error *e) {
   const char *text = getenv("FP4D_TEST_MASK");
   int percent[2];
-  if (!__real_data_sample(o, index, inputs, targets, e)) return false;
+  if (!__real_data_sample(o, index, out, e)) return false;
   if (!text || sscanf(text, "%d %d", &percent[0], &percent[1]) != 2) return true;
   for (int64_t t = 0; t < o->seq_len; t++) {
     struct philox_block w = philox4x32_10((uint64_t)index, (struct philox_block){{(uint32_t)t, 8, 8, 8}});
-    if ((int)(w.word[0] % 100) < percent[index % BATCH >= BATCH / 2]) targets[t] = -1;
+    if ((int)(w.word[0] % 100) < percent[index % BATCH >= BATCH / 2]) out->targets[t] = -1;
   }
   return true;
 }

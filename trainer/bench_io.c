@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "checkpoints/checkpoint.h"
 #include "checkpoints/store.h"
-#include "data/data.h"
+#include "data/loader.h"
 #include "trainer/bench.h"
 #include "trainer/plan.h"
 #include "trainer/record.h"
@@ -19,16 +19,25 @@
 struct loading {
   const struct config *config;
   int64_t first, samples; /* of the run */
-  int32_t *inputs, *targets;
-  struct stream *stream; /* open, its blocks checked; NULL: opened each time */
+  bool documents;         /* starts, and targets across documents masked */
+  struct stream *stream;  /* open, its blocks checked; NULL: opened each time */
 };
 
+/* All of it through the loader, as one rank's updates of global_batch samples. */
 static bool read_samples(const struct loading *l, const struct stream *s, struct error *e) {
+  const struct config *c = l->config;
   struct data_order o;
-  if (!data_order_make(&o, s, l->config->train.seq_len, (uint64_t)l->config->data.seed, e)) return false;
-  for (int64_t i = 0; i < l->samples; i++)
-    if (!data_sample(&o, l->first + i, l->inputs, l->targets, e)) return false;
-  return true;
+  if (!data_order_make(&o, s, c->train.seq_len, (uint64_t)c->data.seed, e)) return false;
+  o.boundary = l->documents ? DATA_BOUNDARY_MASK : DATA_BOUNDARY_PREDICT;
+  const int64_t share = c->train.global_batch < l->samples ? c->train.global_batch : l->samples;
+  const struct loader_plan plan = {
+      .order = &o, .first = l->first, .share = share, .stride = share, .updates = l->samples / share, .documents = l->documents};
+  struct loader *loader = loader_open(&plan, &loader_memory_plain, e);
+  bool good = loader != NULL;
+  double waited;
+  for (int64_t u = 0; good && u < plan.updates; u++) good = loader_next(loader, &waited, e) != NULL;
+  loader_close(loader);
+  return good;
 }
 
 static bool load(void *context, struct error *e) {
@@ -50,7 +59,7 @@ static bool loader_row(const struct bench *b, struct loading *l, const char *nam
   record_integer(o, "seq_len", l->config->train.seq_len);
   record_real(o, "samples_per_second", samples);
   record_real(o, "tokens_per_second", tokens);
-  bench_row(b, o, &s, "%-34s %12.0f samples/s %14.3e tokens/s", name, samples, tokens);
+  bench_row(b, o, &s, "%-38s %12.0f samples/s %14.3e tokens/s", name, samples, tokens);
   return true;
 }
 
@@ -60,22 +69,20 @@ bool bench_loader(struct bench *b, struct error *e) {
   struct data_order o;
   struct stream *s = stream_open(c->data.train, (int32_t)c->model.shape.vocab_size, e);
   bool good = s && data_order_make(&o, s, c->train.seq_len, (uint64_t)c->data.seed, e);
-  l.inputs = malloc((size_t)c->train.seq_len * sizeof *l.inputs);
-  l.targets = malloc((size_t)c->train.seq_len * sizeof *l.targets);
-  if (good && (!l.inputs || !l.targets)) good = error_set(e, ERROR_SYSTEM, "out of memory");
   if (good) {
-    const int64_t epoch = data_order_epoch_samples(&o), most = (1 << 24) / c->train.seq_len + 1;
+    const int64_t epoch = data_order_epoch_samples(&o), most = (1 << 24) / c->train.seq_len + 1, batch = c->train.global_batch;
     l.samples = epoch < most ? epoch : most;
-    bench_title(b, "%s: %" PRId64 " samples of %" PRId64 " tokens an epoch, %" PRId64 " read at a time; the file is in the page cache",
+    if (l.samples > batch) l.samples = l.samples / batch * batch; /* whole updates */
+    bench_title(b, "%s: %" PRId64 " samples of %" PRId64 " tokens an epoch, %" PRId64 " read at a time by the loader's thread, hashed; the file is in the page cache",
                 c->data.train, epoch, c->train.seq_len, l.samples);
     good = loader_row(b, &l, "epoch 0, opened anew, blocks checked", e);
     l.stream = s;
     good = good && loader_row(b, &l, "epoch 0", e);
     l.first = epoch;
     good = good && loader_row(b, &l, "epoch 1 (permuted)", e);
+    l.documents = true;
+    good = good && loader_row(b, &l, "epoch 1, starts and masked boundaries", e);
   }
-  free(l.inputs);
-  free(l.targets);
   stream_close(s);
   return good;
 }

@@ -94,25 +94,25 @@ static void on_tensor(void *context, int layer, enum linear_site site, enum tens
   c->bytes += (int64_t)bytes;
 }
 
-/* The whole batch is read, as training does, to divide by its targets; its first
- * micro-batch runs. */
+/* The whole batch is read, as training does, to divide by its targets: backwards, so that
+ * its first micro-batch is there in the end, which runs. */
 static bool run_update(struct capture *c, struct error *e) {
   struct run *run = c->run;
   const struct kernels *k = run->device->k;
   const int64_t seq = run->config.train.seq_len;
   int64_t targets = 0;
-  for (int64_t i = 0; i < run->config.train.global_batch; i++) {
-    int32_t *wanted = run->host_targets + i * seq;
-    if (!data_sample(&run->train_order, c->first_sample + i, run->host_inputs + i * seq, wanted, e)) return false;
-    for (int64_t t = 0; t < seq; t++) targets += wanted[t] >= 0;
+  for (int64_t i = run->config.train.global_batch - 1; i >= 0; i--) {
+    const int64_t at = i % run->local_batch * seq;
+    const struct data_sample s = {run->host_inputs + at, run->host_targets + at, run->host_starts ? run->host_starts + at : NULL, NULL};
+    if (!data_sample(&run->train_order, c->first_sample + i, &s, e)) return false;
+    for (int64_t t = 0; t < seq; t++) targets += s.targets[t] >= 0;
   }
   if (targets == 0) return error_set(e, ERROR_DATA, "update %" PRId64 " has no target token", c->update);
-  const size_t bytes = (size_t)run->tokens * sizeof(int32_t);
   k->clear(run->device, model_gradients(run->model), (size_t)model_param_elements(run->model) * sizeof(float));
-  k->upload(run->device, run->inputs, run->host_inputs, bytes);
-  k->upload(run->device, run->targets, run->host_targets, bytes);
-  const struct micro_batch b = {.inputs = run->inputs, .targets = run->targets, .first_sample = (uint64_t)c->first_sample,
-                                .update = (uint32_t)c->update, .seed = (uint64_t)run->config.run.seed};
+  struct micro_batch b = run_upload(run, run->host_inputs, run->host_targets, run->host_starts);
+  b.first_sample = (uint64_t)c->first_sample;
+  b.update = (uint32_t)c->update;
+  b.seed = (uint64_t)run->config.run.seed;
   model_forward_backward(run->model, &b, (float)(1.0 / (double)targets), run->nll);
   return k->synchronize(run->device, e) && c->good;
 }

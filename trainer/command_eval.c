@@ -1,9 +1,11 @@
 /* fp4d eval: mean NLL of a checkpoint on the fixed validation stream. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "trainer/command.h"
+#include "trainer/evaluate.h"
 #include "trainer/match.h"
 #include "trainer/record.h"
 #include "trainer/run.h"
@@ -23,22 +25,39 @@ const struct argument command_eval_arguments[] = {
     {.name = "--samples", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct eval_arguments, samples),
      .low = 0, .high = INT64_MAX, .help = "sequences from the stream's start; 0: all (default: validation.samples)"},
     {.name = "--json", .value = "FILE", .type = ARGUMENT_TEXT, .offset = offsetof(struct eval_arguments, json),
-     .help = "also write the result with every sequence's NLL"},
+     .help = "also write the result with every sequence's NLL and targets"},
     {0}};
 
-static bool write_json(const char *path, const struct checkpoint *k, const struct evaluation *v, const double *nll, struct error *e) {
-  json_t *o = json_object(), *each = json_array();
+static bool write_json(const char *path, const struct run *run, const struct checkpoint *k, const struct evaluation *v,
+                       const struct nll *sequence, struct error *e) {
+  json_t *o = json_object(), *each = json_array(), *targets = json_array();
   record_text(o, "checkpoint", checkpoint_path(k));
   record_integer(o, "update", checkpoint_update(k));
-  record_real(o, "loss", v->mean);
-  record_real(o, "standard_error", v->standard_error);
-  record_integer(o, "samples", v->samples);
-  record_integer(o, "targets", v->targets);
-  for (int64_t i = 0; i < v->samples; i++) json_array_append_new(each, record_number(nll[i]));
+  evaluate_record(run, v, o);
+  for (int64_t i = 0; i < v->samples; i++) {
+    json_array_append_new(each, record_number(nll_mean(&sequence[i])));
+    json_array_append_new(targets, json_integer(sequence[i].targets));
+  }
   json_object_set_new(o, "sequence_nll", each);
+  json_object_set_new(o, "sequence_targets", targets);
   bool good = json_dump_file(o, path, JSON_REAL_PRECISION(17) | JSON_INDENT(1)) == 0;
   json_decref(o);
   return good || error_errno(e, ERROR_SYSTEM, "cannot write %s", path);
+}
+
+/* For people: the loss, its interval, and the sources' where there are several. */
+static void print_result(const struct run *run, const struct checkpoint *k, const struct evaluation *v) {
+  const struct stream_info *info = stream_info(run->validation);
+  char text[64];
+  evaluate_text(v, 6, text, sizeof text);
+  printf("update %" PRId64 "  loss %s nats/token  %" PRId64 " sequence%s, %" PRId64 " targets\n", checkpoint_update(k), text, v->samples,
+         v->samples == 1 ? "" : "s", v->all.targets);
+  if (isfinite(v->standard_error))
+    printf("95%% interval %.6f to %.6f (mean +- 1.96 standard errors over sequences)\n", v->low, v->high);
+  else
+    printf("no interval: one sequence has no standard error\n");
+  for (int s = 0; info->n_sources > 1 && s < info->n_sources; s++)
+    printf("  %-20s %10.6f  %" PRId64 " targets\n", info->source[s].name, nll_mean(&v->source[s]), v->source[s].targets);
 }
 
 static bool evaluate(struct run *run, const struct eval_arguments *a, struct error *e) {
@@ -50,23 +69,20 @@ static bool evaluate(struct run *run, const struct eval_arguments *a, struct err
   }
   if (run->rank == 0) match_warn(k, run->config_text);
   const int64_t wanted = a->samples >= 0 ? a->samples : run->config.validation.samples;
-  if (!comm_agree(run->comm, run_has_validation_samples(run, wanted, e), e)) {
+  if (!comm_agree(run->comm, evaluate_has_samples(run, wanted, e), e)) {
     checkpoint_close(k);
     return false;
   }
-  const int64_t samples = run_validation_samples(run, wanted);
-  double *nll = malloc((size_t)samples * sizeof *nll);
+  const int64_t samples = evaluate_samples(run, wanted);
+  struct nll *sequence = malloc((size_t)samples * sizeof *sequence);
   struct evaluation v;
-  bool good = comm_agree(run->comm, nll != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e) &&
-              run_evaluate(run, samples, nll, &v, e);
+  bool good = comm_agree(run->comm, sequence != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e) &&
+              evaluate_run(run, samples, sequence, &v, e);
   if (good && run->rank == 0) {
-    char text[64];
-    run_evaluation_text(&v, 6, text, sizeof text);
-    printf("update %" PRId64 "  loss %s nats/token  %" PRId64 " sequence%s, %" PRId64 " targets\n", checkpoint_update(k), text,
-           v.samples, v.samples == 1 ? "" : "s", v.targets);
-    if (a->json) good = write_json(a->json, k, &v, nll, e);
+    print_result(run, k, &v);
+    if (a->json) good = write_json(a->json, run, k, &v, sequence, e);
   }
-  free(nll);
+  free(sequence);
   checkpoint_close(k);
   return comm_agree(run->comm, good, e);
 }

@@ -10,7 +10,9 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "data/loader.h"
 #include "trainer/control.h"
+#include "trainer/evaluate.h"
 #include "trainer/optimizer.h"
 #include "trainer/report.h"
 
@@ -19,6 +21,8 @@ struct loop {
   struct run *run;
   struct state *state;
   struct record_file *records; /* rank 0 */
+  struct loader *loader;
+  struct share *shares; /* [world] */
   struct timeline time;
   double started;        /* clock at the loop's start */
   int64_t first_update;  /* of this process */
@@ -40,45 +44,63 @@ static void on_model_phase(void *context, enum model_phase phase) { enter(contex
 
 /* ---- loading ---------------------------------------------------------------- */
 
-/* What all ranks sum before an update begins: counted targets, and the batch
- * hash as four 32-bit pieces (sums of which do not depend on order). */
-struct batch {
-  int64_t targets;
+/* What a rank tells the others of its samples of an update: counts and the batch
+ * hash, whose sums do not depend on order, and how long it waited for them. */
+struct share {
   struct hash hash;
+  int64_t targets[STREAM_SOURCES], tokens[STREAM_SOURCES]; /* by source */
+  double waited;
 };
 
-static int64_t first_sample_of(const struct run *run) {
-  return run->config.train.overfit_one_batch ? 0 : run->samples;
+/* An update's samples: this rank's, and the sums over all ranks. */
+struct batch {
+  const struct loader_batch *own;
+  struct share all; /* waited: the longest */
+  int64_t targets;
+};
+
+static bool open_loader(struct loop *l, struct error *e) {
+  const struct run *run = l->run;
+  const struct config *c = &run->config;
+  const int64_t share = c->train.global_batch / run->world;
+  const struct loader_plan plan = {
+      .order = &run->train_order,
+      .first = (c->train.overfit_one_batch ? 0 : run->samples) + share * run->rank,
+      .share = share,
+      .stride = c->train.overfit_one_batch ? 0 : c->train.global_batch,
+      .updates = c->train.updates - run->update,
+      .documents = run->starts != NULL,
+  };
+  l->shares = calloc((size_t)run->world, sizeof *l->shares);
+  bool good = l->shares != NULL || error_set(e, ERROR_SYSTEM, "out of memory");
+  if (good) l->loader = loader_open(&plan, &loader_memory_plain, e);
+  return comm_agree(run->comm, l->loader != NULL, e);
 }
 
 static bool load_batch(struct loop *l, struct batch *out, struct error *e) {
   struct run *run = l->run;
-  const int64_t seq = run->config.train.seq_len, share = run->config.train.global_batch / run->world;
-  const int64_t first = first_sample_of(run) + share * run->rank;
-  struct hash sum = {0, 0};
-  int64_t targets = 0;
-  bool good = true;
-  for (int64_t i = 0; good && i < share; i++) {
-    int32_t *inputs = run->host_inputs + i * seq, *wanted = run->host_targets + i * seq;
-    good = data_sample(&run->train_order, first + i, inputs, wanted, e);
-    if (!good) break;
-    sum = hash_sum(sum, data_sample_hash(first + i, inputs, wanted, seq));
-    for (int64_t t = 0; t < seq; t++) targets += wanted[t] >= 0;
+  struct share own = {.waited = 0};
+  out->own = loader_next(l->loader, &own.waited, e);
+  if (!comm_agree(run->comm, out->own != NULL, e)) return false;
+  own.hash = out->own->hash;
+  memcpy(own.targets, out->own->targets_of, sizeof own.targets);
+  memcpy(own.tokens, out->own->tokens_of, sizeof own.tokens);
+  if (!comm_gather_all(run->comm, l->shares, &own, sizeof own, e)) return false;
+
+  out->all = (struct share){.waited = 0};
+  out->targets = 0;
+  for (int r = 0; r < run->world; r++) {
+    const struct share *s = &l->shares[r];
+    out->all.hash = hash_sum(out->all.hash, s->hash);
+    if (s->waited > out->all.waited) out->all.waited = s->waited;
+    for (int i = 0; i < STREAM_SOURCES; i++) {
+      out->all.targets[i] += s->targets[i];
+      out->all.tokens[i] += s->tokens[i];
+      out->targets += s->targets[i];
+    }
   }
-  struct hash *all = calloc((size_t)run->world, sizeof *all);
-  if (good && !all) good = error_set(e, ERROR_SYSTEM, "out of memory");
-  if (!comm_agree(run->comm, good, e)) {
-    free(all);
-    return false;
-  }
-  good = comm_gather_all(run->comm, all, &sum, sizeof sum, e) && comm_sum_i64(run->comm, &targets, 1, e);
-  out->hash = (struct hash){0, 0};
-  for (int r = 0; good && r < run->world; r++) out->hash = hash_sum(out->hash, all[r]);
-  free(all);
-  out->targets = targets;
-  if (good && targets == 0)
-    good = error_set(e, ERROR_DATA, "update %" PRId64 " has no target token to learn from", run->update + 1);
-  return good;
+  if (out->targets == 0) return error_set(e, ERROR_DATA, "update %" PRId64 " has no target token to learn from", run->update + 1);
+  return true;
 }
 
 /* ---- computing -------------------------------------------------------------- */
@@ -103,7 +125,6 @@ static void inject_before_reduce(struct loop *l) {
 static bool compute(struct loop *l, const struct batch *batch, struct update_signals *signals, struct error *e) {
   struct run *run = l->run;
   const struct kernels *k = run->device->k;
-  const int64_t share = run->config.train.global_batch / run->world;
   const size_t bytes = (size_t)run->tokens * sizeof(int32_t);
   const float grad_scale = (float)(1.0 / (double)batch->targets); /* the loss is the mean over all targets */
   double loss = 0;
@@ -112,15 +133,12 @@ static bool compute(struct loop *l, const struct batch *batch, struct update_sig
   model_reset_signals(run->model);
   k->clear(run->device, model_gradients(run->model), (size_t)model_param_elements(run->model) * sizeof(float));
   for (int64_t pass = 0; good && pass < run->accumulation; pass++) {
-    k->upload(run->device, run->inputs, run->host_inputs + pass * run->tokens, bytes);
-    k->upload(run->device, run->targets, run->host_targets + pass * run->tokens, bytes);
-    struct micro_batch b = {
-        .inputs = run->inputs,
-        .targets = run->targets,
-        .first_sample = (uint64_t)(first_sample_of(run) + share * run->rank + pass * run->local_batch),
-        .update = (uint32_t)(run->update + 1),
-        .seed = (uint64_t)run->config.run.seed,
-    };
+    const struct loader_batch *own = batch->own;
+    const int64_t at = pass * run->tokens;
+    struct micro_batch b = run_upload(run, own->inputs + at, own->targets + at, own->starts ? own->starts + at : NULL);
+    b.first_sample = (uint64_t)(own->first + pass * run->local_batch);
+    b.update = (uint32_t)(run->update + 1);
+    b.seed = (uint64_t)run->config.run.seed;
     model_forward_backward(run->model, &b, grad_scale, run->nll);
     k->download(run->device, run->host_nll, run->nll, bytes);
     good = k->synchronize(run->device, e);
@@ -189,20 +207,17 @@ static bool validate(struct loop *l, struct error *e) {
   struct run *run = l->run;
   if (!run->validation) return true;
   struct evaluation v;
-  int64_t samples = run_validation_samples(run, run->config.validation.samples);
+  int64_t samples = evaluate_samples(run, run->config.validation.samples);
   comm_enter(run->comm, COMM_SAVE, "validation", run->update);
   double t0 = clock_seconds();
-  if (!run_evaluate(run, samples, NULL, &v, e)) return false;
+  if (!evaluate_run(run, samples, NULL, &v, e)) return false;
   json_t *o = json_object();
   record_text(o, "kind", "validation");
   record_integer(o, "update", run->update);
-  record_real(o, "loss", v.mean);
-  record_real(o, "standard_error", v.standard_error);
-  record_integer(o, "samples", v.samples);
-  record_integer(o, "targets", v.targets);
+  evaluate_record(run, &v, o);
   record_real(o, "seconds", clock_seconds() - t0);
   char text[64];
-  run_evaluation_text(&v, 4, text, sizeof text);
+  evaluate_text(&v, 4, text, sizeof text);
   if (run->rank == 0)
     log_info("update %6" PRId64 "  validation loss %s over %" PRId64 " sequence%s", run->update, text, v.samples,
              v.samples == 1 ? "" : "s");
@@ -266,11 +281,14 @@ static bool one_update(struct loop *l, struct error *e) {
     run->update = update;
     run->samples += c->train.global_batch;
     run->tokens_read += c->train.global_batch * c->train.seq_len;
+    for (int s = 0; s < STREAM_SOURCES; s++) run->source_tokens[s] += batch.all.tokens[s];
   }
   struct update_report report = {
       .update = update,
       .batch_targets = batch.targets,
-      .batch_hash = batch.hash,
+      .batch_hash = batch.all.hash,
+      .source_targets = batch.all.targets,
+      .data_wait = batch.all.waited,
       .signals = &signals,
       .judgement = &judgement,
       .seen = &seen,
@@ -290,6 +308,36 @@ static bool one_update(struct loop *l, struct error *e) {
   return true;
 }
 
+static bool train(struct loop *l, struct error *e) {
+  struct run *run = l->run;
+  const struct config *c = &run->config;
+
+  /* Asked to stop during the start: the state is the checkpoint's, or nobody's work yet. */
+  int64_t early = control_take();
+  if (!comm_or_i64(run->comm, &early, 1, e)) return false;
+  if (early & CONTROL_STOP) return stopped(run, e);
+
+  while (run->update < c->train.updates) {
+    if (!one_update(l, e)) return false;
+
+    const int64_t done = run->update;
+    const bool last = done == c->train.updates;
+    if ((due(c->validation.every, done) || last) && !validate(l, e)) return false;
+
+    int64_t requests = control_take();
+    if (!comm_or_i64(run->comm, &requests, 1, e)) return false;
+    requests |= early;
+    early = 0;
+    if (c->run.stop_after_update == done) requests |= CONTROL_STOP;
+    const bool stop = (requests & CONTROL_STOP) && !last;
+    const bool wanted = due(c->checkpoint.every, done) || (last && c->checkpoint.at_end) || requests != 0;
+    if (wanted && !save(l, e) && (stop || last || e->code != ERROR_CHECKPOINT)) return false;
+    if (stop) return stopped(run, e);
+  }
+  comm_enter(run->comm, COMM_FINISH, "finish", run->update);
+  return true;
+}
+
 bool loop_train(struct run *run, struct state *state, struct record_file *records, struct error *e) {
   const struct config *c = &run->config;
   struct loop l = {
@@ -303,29 +351,8 @@ bool loop_train(struct run *run, struct state *state, struct record_file *record
       .flops_per_token = model_config_flops(&c->model.shape, c->train.seq_len, true),
   };
   model_on_phase(run->model, on_model_phase, &l);
-
-  /* Asked to stop during the start: the state is the checkpoint's, or nobody's work yet. */
-  int64_t early = control_take();
-  if (!comm_or_i64(run->comm, &early, 1, e)) return false;
-  if (early & CONTROL_STOP) return stopped(run, e);
-
-  while (run->update < c->train.updates) {
-    if (!one_update(&l, e)) return false;
-
-    const int64_t done = run->update;
-    const bool last = done == c->train.updates;
-    if ((due(c->validation.every, done) || last) && !validate(&l, e)) return false;
-
-    int64_t requests = control_take();
-    if (!comm_or_i64(run->comm, &requests, 1, e)) return false;
-    requests |= early;
-    early = 0;
-    if (c->run.stop_after_update == done) requests |= CONTROL_STOP;
-    const bool stop = (requests & CONTROL_STOP) && !last;
-    const bool wanted = due(c->checkpoint.every, done) || (last && c->checkpoint.at_end) || requests != 0;
-    if (wanted && !save(&l, e) && (stop || last || e->code != ERROR_CHECKPOINT)) return false;
-    if (stop) return stopped(run, e);
-  }
-  comm_enter(run->comm, COMM_FINISH, "finish", run->update);
-  return true;
+  const bool good = open_loader(&l, e) && train(&l, e);
+  loader_close(l.loader);
+  free(l.shares);
+  return good;
 }

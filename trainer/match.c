@@ -95,6 +95,7 @@ bool match_constants(const struct checkpoint *k, const struct config *c, struct 
 static void warn(void *context, const char *key, const char *text) {
   (void)context;
   if (strncmp(key, "model.", 6) == 0 && strcmp(key, "model.preset") != 0) log_warning("not as the checkpoint was trained: %s", text);
+  if (strcmp(key, "data.attention") == 0 || strcmp(key, "data.boundary") == 0) log_warning("not as the checkpoint was trained: %s", text);
   if (strcmp(key, "route") == 0) log_info("not the checkpoint's route: %s", text);
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/threads.h"
+#include "data/loader.h"
 #include "trainer/run.h"
 
 /* Seconds a token of a block's linears at a machine's peaks: fprop, and the three contractions. */
@@ -117,7 +118,7 @@ static void print_bytes(FILE *out, const char *what, double bytes, bool large, c
   fprintf(out, "  %-22s %10.3f %s%s%s\n", what, bytes / (large ? 1e9 : 1e6), large ? "GB" : "MB", note[0] ? "   " : "", note);
 }
 
-static void print_memory(FILE *out, const struct config *c, const struct arena *arena, int threads) {
+static void print_memory(FILE *out, const struct config *c, const struct arena *arena, int threads, int64_t gpus) {
   static const char *const notes[ARENA_CATEGORY_COUNT] = {
       [ARENA_MASTER] = "FP32 master weights",
       [ARENA_GRADIENTS] = "FP32, accumulated",
@@ -136,6 +137,11 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
       print_bytes(out, arena_category_name((enum arena_category)i), (double)arena->by_category[i], large,
                   i == ARENA_SCRATCH ? scratch : notes[i] ? notes[i] : "");
   print_bytes(out, "total", (double)arena->used, large, "");
+  char host[96];
+  const int64_t ranks = gpus > 0 ? gpus : 1, share = c->train.global_batch / ranks;
+  snprintf(host, sizeof host, "in the host's memory: %d updates of 1/%" PRId64 " of the batch, and the one in use", LOADER_AHEAD, ranks);
+  print_bytes(out, "samples read ahead", (double)loader_bytes(share, c->train.seq_len, c->data.attention == DATA_ATTENTION_DOCUMENT),
+              large, host);
   print_bytes(out, "a checkpoint", (double)plan_checkpoint_bytes(c), large, "of all ranks together");
 }
 
@@ -202,7 +208,11 @@ bool plan_print(FILE *out, const struct config *c, const struct machine *machine
   fprintf(out, "  %-22s %14.0f   = %" PRId64 " samples x %" PRId64 "\n", "tokens/update", tokens, c->train.global_batch, c->train.seq_len);
   fprintf(out, "  %-22s %14.3e   in %" PRId64 " updates\n", "tokens in all", tokens * (double)c->train.updates, c->train.updates);
 
-  print_memory(out, c, &arena, threads);
+  if (c->data.validation[0] && c->validation.samples > 0)
+    fprintf(out, "  %-22s %14.0f   = %" PRId64 " samples x %" PRId64 ", every %" PRId64 " updates and after the last\n", "tokens of a validation",
+            (double)(c->validation.samples * c->train.seq_len), c->validation.samples, c->train.seq_len, c->validation.every);
+
+  print_memory(out, c, &arena, threads, gpus);
   if (machine) {
     print_machine(out, c, machine, gpus, (double)arena.used);
   } else {

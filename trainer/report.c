@@ -9,6 +9,10 @@
 #include "base/log.h"
 #include "trainer/version.h"
 
+/* A longer wait for samples, of more of the update, is said. */
+#define SLOW_DATA_S 0.05
+#define SLOW_DATA_SHARE 0.1
+
 static const char *const verdict_name[] = {
     [VERDICT_APPLY] = "applied", [VERDICT_SKIP] = "skipped", [VERDICT_HALT] = "halted"};
 
@@ -45,6 +49,19 @@ static double utilisation(const struct run *run, const struct update_report *r) 
   return tokens_per_second(run, r) / run->world * r->flops_per_token / r->peak_flops;
 }
 
+/* By source: tokens read since the run began, counted targets of this update. */
+static json_t *sources_object(const struct run *run, const struct update_report *r) {
+  const struct stream_info *info = stream_info(run->train);
+  json_t *o = json_object();
+  for (int s = 0; s < info->n_sources; s++) {
+    json_t *one = json_object();
+    record_integer(one, "tokens", run->source_tokens[s]);
+    record_integer(one, "targets", r->source_targets[s]);
+    json_object_set_new(o, info->source[s].name, one);
+  }
+  return o;
+}
+
 json_t *report_record(const struct run *run, const struct update_report *r) {
   json_t *o = json_object();
   record_text(o, "kind", "update");
@@ -57,6 +74,7 @@ json_t *report_record(const struct run *run, const struct update_report *r) {
   record_integer(o, "samples", run->samples);
   record_integer(o, "tokens", run->tokens_read);
   record_integer(o, "targets", r->batch_targets);
+  json_object_set_new(o, "sources", sources_object(run, r));
   record_hash(o, "batch_hash", r->batch_hash);
   record_text(o, "verdict", verdict_name[r->judgement->verdict]);
   if (r->judgement->reason[0]) record_text(o, "reason", r->judgement->reason);
@@ -80,7 +98,7 @@ json_t *report_record(const struct run *run, const struct update_report *r) {
   for (int p = 0; p < PHASE_COUNT; p++) record_real(seconds, timeline_name((enum phase)p), r->time->seconds[p]);
   record_real(seconds, "total", r->time->total);
   json_object_set_new(o, "seconds", seconds);
-  record_real(o, "data_wait_ms", r->time->seconds[PHASE_DATA] * 1e3);
+  record_real(o, "data_wait_ms", r->data_wait * 1e3);
   record_real(o, "tokens_per_second", tokens_per_second(run, r));
   record_real(o, "tokens_per_second_per_rank", tokens_per_second(run, r) / run->world);
   record_real(o, "mfu", utilisation(run, r));
@@ -103,11 +121,14 @@ void report_line(const struct run *run, const struct update_report *r) {
   if (odd)
     log_warning("update %" PRId64 " %s: %s", r->update, verdict_name[r->judgement->verdict], r->judgement->reason);
   if (r->update % c->log.every != 0 && r->update != c->train.updates && r->done != 1) return;
+  if (r->done > 1 && r->data_wait > SLOW_DATA_S && r->data_wait > SLOW_DATA_SHARE * r->time->total)
+    log_warning("update %" PRId64 " stood still for %.0f of %.0f ms: samples are read slower than they are trained on", r->update,
+                r->data_wait * 1e3, r->time->total * 1e3);
   char eta[32];
   eta_text(r->elapsed / (double)r->done * (double)(c->train.updates - r->update), eta, sizeof eta);
   log_info("update %6" PRId64 "/%" PRId64 "  loss %7.4f  norm %8.4f  lr %.2e  %8.0f tok/s  %5.1f%% of peak  wait %4.0f ms  %6.1f ms  ETA %s",
            r->update, c->train.updates, r->signals->loss, r->signals->grad_norm, r->step->lr, tokens_per_second(run, r),
-           100 * utilisation(run, r), r->time->seconds[PHASE_DATA] * 1e3, r->time->total * 1e3, eta);
+           100 * utilisation(run, r), r->data_wait * 1e3, r->time->total * 1e3, eta);
 }
 
 static void describe_line(void *context, const char *text) {

@@ -11,6 +11,8 @@
 struct update_report {
   int64_t update, batch_targets;
   struct hash batch_hash;
+  const int64_t *source_targets; /* [STREAM_SOURCES], of the batch */
+  double data_wait;              /* seconds that the rank that waited longest waited for samples */
   const struct update_signals *signals;
   const struct judgement *judgement;
   const struct model_signals *seen; /* of all ranks */

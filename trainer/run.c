@@ -1,7 +1,6 @@
 #include "trainer/run.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +8,7 @@
 #include "base/checked.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "trainer/evaluate.h"
 #include "trainer/indexing.h"
 
 static bool same_configuration(struct run *run, struct error *e) {
@@ -79,6 +79,11 @@ static struct model_shape shape_of(const struct run *run, enum run_purpose purpo
   };
 }
 
+/* A prompt is one document. */
+static bool within_documents(const struct run *run, enum run_purpose purpose) {
+  return purpose != RUN_GENERATE && run->config.data.attention == DATA_ATTENTION_DOCUMENT;
+}
+
 bool run_lay_out(struct run *run, enum run_purpose purpose, struct error *e) {
   struct model_shape shape = shape_of(run, purpose);
   run->tokens = shape.batch * shape.seq_len;
@@ -86,6 +91,8 @@ bool run_lay_out(struct run *run, enum run_purpose purpose, struct error *e) {
   if (!run->model) return false;
   run->inputs = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->inputs);
   run->targets = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->targets);
+  if (within_documents(run, purpose))
+    run->starts = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->starts);
   run->nll = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->nll);
   if (purpose == RUN_GENERATE)
     run->logits = arena_take(&run->arena, ARENA_HEAD, run->config.model.shape.vocab_size, sizeof *run->logits);
@@ -120,19 +127,23 @@ static bool open_model(struct run *run, enum run_purpose purpose, struct error *
   if (run->arena.exhausted)
     return error_set(e, ERROR_INTERNAL, "the memory plan (%zu bytes) is smaller than the layout", bytes);
 
-  size_t host_tokens = (size_t)(run->accumulation * run->tokens);
-  run->host_inputs = malloc(host_tokens * sizeof *run->host_inputs);
-  run->host_targets = malloc(host_tokens * sizeof *run->host_targets);
-  run->host_nll = malloc((size_t)run->tokens * sizeof *run->host_nll);
-  if (!run->host_inputs || !run->host_targets || !run->host_nll)
-    return error_set(e, ERROR_SYSTEM, "out of memory for a batch of %zu tokens", host_tokens);
+  const size_t tokens = (size_t)run->tokens;
+  run->host_inputs = malloc(tokens * sizeof *run->host_inputs);
+  run->host_targets = malloc(tokens * sizeof *run->host_targets);
+  if (within_documents(run, purpose)) run->host_starts = malloc(tokens * sizeof *run->host_starts);
+  run->host_nll = malloc(tokens * sizeof *run->host_nll);
+  if (!run->host_inputs || !run->host_targets || !run->host_nll || (within_documents(run, purpose) && !run->host_starts))
+    return error_set(e, ERROR_SYSTEM, "out of memory for a batch of %zu tokens", tokens);
   return true;
 }
 
 static bool open_stream(struct run *run, const char *path, struct stream **stream, struct data_order *order,
                         struct error *e) {
-  *stream = stream_open(path, (int32_t)run->config.model.shape.vocab_size, e);
-  return *stream && data_order_make(order, *stream, run->config.train.seq_len, (uint64_t)run->config.data.seed, e);
+  const struct config *c = &run->config;
+  *stream = stream_open(path, (int32_t)c->model.shape.vocab_size, e);
+  if (!*stream || !data_order_make(order, *stream, c->train.seq_len, (uint64_t)c->data.seed, e)) return false;
+  order->boundary = c->data.boundary;
+  return true;
 }
 
 static bool open_data(struct run *run, enum run_purpose purpose, struct error *e) {
@@ -141,7 +152,7 @@ static bool open_data(struct run *run, enum run_purpose purpose, struct error *e
   if (purpose != RUN_GENERATE && c->data.validation[0] &&
       !open_stream(run, c->data.validation, &run->validation, &run->validation_order, e))
     return false;
-  if (purpose == RUN_TRAIN && run->validation && !run_has_validation_samples(run, c->validation.samples, e)) return false;
+  if (purpose == RUN_TRAIN && run->validation && !evaluate_has_samples(run, c->validation.samples, e)) return false;
   if (purpose == RUN_EVAL && !run->validation)
     return error_set(e, ERROR_CONFIG, "data.validation names no stream to evaluate on");
   return true;
@@ -214,6 +225,7 @@ void run_close(struct run *run) {
   if (run->validation) stream_close(run->validation);
   free(run->host_inputs);
   free(run->host_targets);
+  free(run->host_starts);
   free(run->host_nll);
   free(run->config_text);
   if (run->comm) comm_close(run->comm);
@@ -247,78 +259,13 @@ bool run_parameter_hash(struct run *run, struct hash *out, struct error *e) {
   return good;
 }
 
-bool run_has_validation_samples(const struct run *run, int64_t wanted, struct error *e) {
-  const int64_t have = data_order_epoch_samples(&run->validation_order);
-  if (wanted <= have) return true;
-  error_set(e, ERROR_DATA, "%s holds %" PRId64 " samples, %" PRId64 " are asked for", stream_path(run->validation), have, wanted);
-  return error_hint(e, "0 takes all there are");
-}
-
-int64_t run_validation_samples(const struct run *run, int64_t wanted) {
-  return wanted == 0 ? data_order_epoch_samples(&run->validation_order) : wanted;
-}
-
-bool run_evaluate(struct run *run, int64_t samples, double *sequence_nll, struct evaluation *out, struct error *e) {
-  const int64_t seq = run->config.train.seq_len, batch = run->local_batch;
-  /* [0, samples): sums of NLL; [samples, 2 samples): counted targets. */
-  double *sums = calloc((size_t)samples * 2, sizeof *sums);
-  bool good = sums != NULL || error_set(e, ERROR_SYSTEM, "out of memory for %" PRId64 " sequences", samples);
-
-  const int64_t share = ceil_div(samples, run->world);
-  const int64_t first = share * run->rank < samples ? share * run->rank : samples;
-  const int64_t last = first + share < samples ? first + share : samples;
-  for (int64_t at = first; good && at < last; at += batch) {
-    const int64_t n = last - at < batch ? last - at : batch;
-    for (int64_t i = 0; good && i < n; i++)
-      good = data_sample(&run->validation_order, at + i, run->host_inputs + i * seq, run->host_targets + i * seq, e);
-    for (int64_t i = n * seq; i < batch * seq; i++) { /* a short last batch is filled with uncounted tokens */
-      run->host_inputs[i] = 0;
-      run->host_targets[i] = -1;
-    }
-    if (!good) break;
-    const struct kernels *k = run->device->k;
-    size_t bytes = (size_t)run->tokens * sizeof(int32_t);
-    k->upload(run->device, run->inputs, run->host_inputs, bytes);
-    k->upload(run->device, run->targets, run->host_targets, bytes);
-    struct micro_batch b = {.inputs = run->inputs, .targets = run->targets};
-    model_forward(run->model, &b, run->nll);
-    k->download(run->device, run->host_nll, run->nll, bytes);
-    good = k->synchronize(run->device, e);
-    for (int64_t i = 0; i < n; i++)
-      for (int64_t t = 0; t < seq; t++) {
-        if (run->host_targets[i * seq + t] < 0) continue;
-        sums[at + i] += (double)run->host_nll[i * seq + t];
-        sums[samples + at + i] += 1;
-      }
-  }
-  good = comm_agree(run->comm, good, e) && comm_sum_f64(run->comm, sums, samples * 2, e);
-  if (good) {
-    double total = 0, targets = 0, mean = 0, square = 0;
-    for (int64_t i = 0; i < samples; i++) {
-      total += sums[i];
-      targets += sums[samples + i];
-      mean += sums[i] / sums[samples + i];
-      if (sequence_nll) sequence_nll[i] = sums[i] / sums[samples + i];
-    }
-    mean /= (double)samples;
-    for (int64_t i = 0; i < samples; i++) {
-      double d = sums[i] / sums[samples + i] - mean;
-      square += d * d;
-    }
-    out->samples = samples;
-    out->targets = (int64_t)targets;
-    out->mean = total / targets;
-    out->standard_error = samples > 1 ? sqrt(square / (double)(samples - 1) / (double)samples) : NAN;
-  }
-  free(sums);
-  return good;
-}
-
-void run_evaluation_text(const struct evaluation *v, int digits, char *text, int size) {
-  if (v->samples > 1)
-    snprintf(text, (size_t)size, "%.*f +- %.*f", digits, v->mean, digits, v->standard_error);
-  else
-    snprintf(text, (size_t)size, "%.*f", digits, v->mean);
+struct micro_batch run_upload(struct run *run, const int32_t *inputs, const int32_t *targets, const int32_t *starts) {
+  const struct kernels *k = run->device->k;
+  const size_t bytes = (size_t)run->tokens * sizeof *inputs;
+  k->upload(run->device, run->inputs, inputs, bytes);
+  k->upload(run->device, run->targets, targets, bytes);
+  if (starts) k->upload(run->device, run->starts, starts, bytes);
+  return (struct micro_batch){.inputs = run->inputs, .targets = run->targets, .starts = starts ? run->starts : NULL};
 }
 
 void run_set_forward(struct run *run, int64_t update) {

@@ -38,10 +38,11 @@ struct run {
   struct model *model;
   int64_t tokens;  /* of a micro-batch: local_batch * seq_len */
   int32_t *inputs, *targets; /* device, [tokens] */
+  int32_t *starts;           /* likewise, of data.attention: document; else NULL */
   float *nll;                /* device, [tokens] */
   float *logits;             /* device, [vocab_size]; RUN_GENERATE */
-  int32_t *host_inputs, *host_targets; /* host, [accumulation * tokens] */
-  float *host_nll;                     /* host, [tokens] */
+  int32_t *host_inputs, *host_targets, *host_starts; /* host, [tokens]; starts as above */
+  float *host_nll;                                   /* host, [tokens] */
   struct measure *gradient_measures;      /* device, [parameters] */
   struct update_measure *update_measures; /* device, [parameters] */
 
@@ -54,6 +55,7 @@ struct run {
   int64_t applied; /* updates that changed parameters: AdamW's t */
   int64_t samples; /* samples consumed: the next update reads from here */
   int64_t tokens_read; /* in these; samples may have had another length before a resume */
+  int64_t source_tokens[STREAM_SOURCES]; /* of these, by the training stream's source that the target is of */
   struct hash init_hash; /* of the initial parameters */
   struct divergence divergence;
 };
@@ -76,19 +78,8 @@ int run_leave(struct run *run, bool good, struct error *e);
 /* Hash of all parameters (of the master where there is one). */
 bool run_parameter_hash(struct run *run, struct hash *out, struct error *e);
 
-/* Evaluates on the first `samples` >= 1 samples of the validation stream.
- * sequence_nll[samples] (may be NULL) gets each sequence's mean NLL; `mean` is
- * over all counted targets, `standard_error` over sequences (NaN of one).  The
- * same bits on every call and for every world size. */
-struct evaluation {
-  int64_t samples, targets;
-  double mean, standard_error;
-};
-int64_t run_validation_samples(const struct run *run, int64_t wanted); /* 0: all there are */
-bool run_has_validation_samples(const struct run *run, int64_t wanted, struct error *e); /* false: ERROR_DATA */
-bool run_evaluate(struct run *run, int64_t samples, double *sequence_nll, struct evaluation *out, struct error *e);
-/* "2.3456 +- 0.0123"; of one sequence, which has no standard error, "2.3456". */
-void run_evaluation_text(const struct evaluation *v, int digits, char *text, int size);
+/* Copies a micro-batch, [tokens] each, to the device; the rest of it is the caller's to fill in. starts may be NULL. */
+struct micro_batch run_upload(struct run *run, const int32_t *inputs, const int32_t *targets, const int32_t *starts);
 
 /* Sets what fprop contracts to what update `update` (0: before the first) does. */
 void run_set_forward(struct run *run, int64_t update);

@@ -65,9 +65,7 @@ static bool next_logits(struct run *run, const int32_t *ids, int64_t n, float *l
   memset(run->host_inputs, 0, (size_t)run->tokens * sizeof(int32_t));
   memcpy(run->host_inputs, ids + (n - used), (size_t)used * sizeof(int32_t));
   for (int64_t i = 0; i < run->tokens; i++) run->host_targets[i] = -1;
-  k->upload(run->device, run->inputs, run->host_inputs, (size_t)run->tokens * sizeof(int32_t));
-  k->upload(run->device, run->targets, run->host_targets, (size_t)run->tokens * sizeof(int32_t));
-  struct micro_batch b = {.inputs = run->inputs, .targets = run->targets};
+  const struct micro_batch b = run_upload(run, run->host_inputs, run->host_targets, NULL);
   model_logits(run->model, &b, used - 1, run->logits);
   k->download(run->device, logits, run->logits, (size_t)vocab * sizeof(float));
   if (!k->synchronize(run->device, e)) return false;

@@ -13,7 +13,7 @@
 #include "trainer/state_parts.h"
 #include "trainer/version.h"
 
-enum { META_FORMAT = 1 };
+enum { META_FORMAT = 2 };
 
 static json_t *detector_to_json(const struct detector *d) {
   json_t *object = json_object(), *values = json_array();
@@ -40,6 +40,28 @@ static bool detector_from_json(struct detector *d, const json_t *object) {
   return true;
 }
 
+static json_t *sources_to_json(const struct run *run) {
+  const struct stream_info *info = stream_info(run->train);
+  json_t *object = json_object();
+  for (int s = 0; s < info->n_sources; s++) record_integer(object, info->source[s].name, run->source_tokens[s]);
+  return object;
+}
+
+/* By name: where the stream changed (data.allow_change), what was read of a source that is
+ * gone is in no count. False where the numbers cannot be. */
+static bool sources_from_json(struct run *run, const json_t *object) {
+  const struct stream_info *info = stream_info(run->train);
+  int64_t sum = 0;
+  if (!json_is_object(object)) return false;
+  for (int s = 0; s < info->n_sources; s++) {
+    const int64_t tokens = json_integer_value(json_object_get(object, info->source[s].name));
+    if (tokens < 0 || tokens > run->tokens_read - sum) return false;
+    run->source_tokens[s] = tokens;
+    sum += tokens;
+  }
+  return true;
+}
+
 char *state_meta(const struct run *run) {
   json_t *meta = json_object();
   record_integer(meta, "format", META_FORMAT);
@@ -47,6 +69,7 @@ char *state_meta(const struct run *run) {
   record_integer(meta, "applied", run->applied);
   record_integer(meta, "samples", run->samples);
   record_integer(meta, "tokens", run->tokens_read);
+  json_object_set_new(meta, "source_tokens", sources_to_json(run));
   record_integer(meta, "seed", run->config.run.seed);
   record_integer(meta, "world", run->world);
   record_text(meta, "route", run->config.route.name);
@@ -70,7 +93,7 @@ static bool counters_from_json(struct run *run, const struct checkpoint *k, cons
   run->tokens_read = json_integer_value(json_object_get(meta, "tokens"));
   return run->update == checkpoint_update(k) && run->applied >= 0 && run->applied <= run->update && run->samples >= 0 &&
          run->samples <= INT64_MAX / 4 / run->config.train.seq_len && run->tokens_read >= run->samples &&
-         run->tokens_read <= INT64_MAX / 4 &&
+         run->tokens_read <= INT64_MAX / 4 && sources_from_json(run, json_object_get(meta, "source_tokens")) &&
          detector_from_json(&run->divergence.loss, json_object_get(meta, "loss_window")) &&
          detector_from_json(&run->divergence.grad_norm, json_object_get(meta, "grad_norm_window"));
 }
