@@ -122,7 +122,7 @@ TEST(loader_and_checkpoint) {
   CHECK_EQ_I64(COMMAND(prepare, "run.yaml"), 0);
   CHECK_EQ_I64(BENCH("loader", "run.yaml", "--json", "--repeat", "2"), 0);
   json_t *r = rows();
-  CHECK_EQ_I64(json_array_size(r), 3);
+  CHECK_EQ_I64(json_array_size(r), 4);
   CHECK_CLOSE(number(r, 1, "tokens_per_second") / number(r, 1, "samples_per_second"), 32, 1e-6);
   json_decref(r);
 

@@ -209,8 +209,8 @@ bool plan_print(FILE *out, const struct config *c, const struct machine *machine
   fprintf(out, "  %-22s %14.3e   in %" PRId64 " updates\n", "tokens in all", tokens * (double)c->train.updates, c->train.updates);
 
   if (c->data.validation[0] && c->validation.samples > 0)
-    fprintf(out, "  %-22s %14.0f   = %" PRId64 " samples x %" PRId64 ", every %" PRId64 " updates and after the last\n", "tokens of a validation",
-            (double)(c->validation.samples * c->train.seq_len), c->validation.samples, c->train.seq_len, c->validation.every);
+    fprintf(out, "  %-22s %14.0f   = %" PRId64 " samples x %" PRId64 "\n", "tokens of a validation",
+            (double)(c->validation.samples * c->train.seq_len), c->validation.samples, c->train.seq_len);
 
   print_memory(out, c, &arena, threads, gpus);
   if (machine) {
