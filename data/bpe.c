@@ -8,8 +8,10 @@
 enum {
   SHORT = 15,       /* bytes of a token that is its own key */
   ARRAY = 64,       /* bytes of a piece that is merged in an array; a longer one in a heap */
-  CACHED_IDS = 11,
-  CACHE_BITS = 14
+  CACHED = 2 * SHORT, /* bytes of a piece whose ids are remembered, */
+  CACHED_IDS = 23,  /* and their number: an entry is two cache lines, the common ones need the first alone */
+  CACHE_BITS = 15,
+  FILTER_BITS = 22  /* half a megabyte: in the second-level cache */
 };
 
 /* Up to 15 bytes and their number. No key has high = 0. */
@@ -27,8 +29,7 @@ struct long_slot {
   int32_t id; /* -1: free */
 };
 
-struct pair_slot {
-  uint64_t pair; /* left << 32 | right; FREE_PAIR */
+struct pair_value {
   int32_t rank, merged;
 };
 
@@ -38,7 +39,9 @@ struct pair_slot {
 struct bpe {
   struct short_slot *short_slot;
   struct long_slot *long_slot;
-  struct pair_slot *pair_slot;
+  uint64_t *pair;                /* left << 32 | right; FREE_PAIR */
+  struct pair_value *pair_value; /* of the slots of `pair` */
+  uint64_t *pair_filter;         /* a bit that is not set: no such pair, which is what most look-ups end with */
   int short_shift, pair_shift; /* 64 - log2 of the slots */
   uint32_t long_mask;
   bool whole_first;
@@ -49,7 +52,7 @@ struct bpe {
 };
 
 struct cached {
-  struct key key;
+  struct key key, more; /* the first 15 bytes and the length; what follows */
   int32_t n, id[CACHED_IDS];
 };
 
@@ -118,15 +121,16 @@ static int32_t find(const struct bpe *b, const unsigned char *s, int64_t n) {
 
 /* The rank of a pair and the token that it makes; NO_RANK where it makes none. */
 static inline int32_t find_pair(const struct bpe *b, int32_t left, int32_t right, int32_t *merged) {
-  const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+  const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right, h = spread_pair(pair);
+  const uint64_t bit = h & ((1 << FILTER_BITS) - 1);
+  if (!(b->pair_filter[bit >> 6] >> (bit & 63) & 1)) return NO_RANK;
   const uint64_t mask = (UINT64_C(1) << (64 - b->pair_shift)) - 1;
-  for (uint64_t i = spread_pair(pair) >> b->pair_shift;; i = (i + 1) & mask) {
-    const struct pair_slot *s = b->pair_slot + i;
-    if (s->pair == pair) {
-      *merged = s->merged;
-      return s->rank;
+  for (uint64_t i = h >> b->pair_shift;; i = (i + 1) & mask) {
+    if (b->pair[i] == pair) {
+      *merged = b->pair_value[i].merged;
+      return b->pair_value[i].rank;
     }
-    if (s->pair == FREE_PAIR) return NO_RANK;
+    if (b->pair[i] == FREE_PAIR) return NO_RANK;
   }
 }
 
@@ -238,16 +242,21 @@ static bool make_pairs(struct bpe *b, const struct vocabulary *v, struct error *
   bool good = v->ranked ? derive_pairs(b, v, &p) : given_pairs(v, &p);
   const int bits = bits_for(p.n);
   b->pair_shift = 64 - bits;
-  b->pair_slot = malloc(((size_t)1 << bits) * sizeof *b->pair_slot);
-  good = good && b->pair_slot;
-  for (int64_t i = 0; good && i < INT64_C(1) << bits; i++) b->pair_slot[i].pair = FREE_PAIR;
+  b->pair = malloc(((size_t)1 << bits) * sizeof *b->pair);
+  b->pair_value = malloc(((size_t)1 << bits) * sizeof *b->pair_value);
+  b->pair_filter = calloc((1 << FILTER_BITS) / 64, sizeof *b->pair_filter);
+  good = good && b->pair && b->pair_value && b->pair_filter;
+  for (int64_t i = 0; good && i < INT64_C(1) << bits; i++) b->pair[i] = FREE_PAIR;
   const uint64_t mask = (UINT64_C(1) << bits) - 1;
   for (int64_t i = 0; good && i < p.n; i++) {
-    const uint64_t pair = (uint64_t)(uint32_t)p.merge[i].left << 32 | (uint32_t)p.merge[i].right;
-    uint64_t slot = spread_pair(pair) >> b->pair_shift;
-    while (b->pair_slot[slot].pair != FREE_PAIR && b->pair_slot[slot].pair != pair) slot = (slot + 1) & mask;
+    const uint64_t pair = (uint64_t)(uint32_t)p.merge[i].left << 32 | (uint32_t)p.merge[i].right, h = spread_pair(pair);
+    const uint64_t bit = h & ((1 << FILTER_BITS) - 1);
+    uint64_t slot = h >> b->pair_shift;
+    while (b->pair[slot] != FREE_PAIR && b->pair[slot] != pair) slot = (slot + 1) & mask;
     /* Of a pair that is given twice the last counts, as in Hugging Face's map of merges. */
-    b->pair_slot[slot] = (struct pair_slot){pair, p.rank[i], p.merge[i].merged};
+    b->pair[slot] = pair;
+    b->pair_value[slot] = (struct pair_value){p.rank[i], p.merge[i].merged};
+    b->pair_filter[bit >> 6] |= UINT64_C(1) << (bit & 63);
   }
   free(p.merge);
   free(p.rank);
@@ -270,7 +279,9 @@ void bpe_destroy(struct bpe *b) {
   if (!b) return;
   free(b->short_slot);
   free(b->long_slot);
-  free(b->pair_slot);
+  free(b->pair);
+  free(b->pair_value);
+  free(b->pair_filter);
   free(b->text);
   free(b->at);
   free(b->bytes);
@@ -388,32 +399,37 @@ static int64_t merge_heap(const struct bpe *b, struct bpe_scratch *s, int32_t *i
   return left;
 }
 
-int64_t bpe_encode(const struct bpe *b, struct bpe_scratch *s, const unsigned char *piece, int64_t bytes,
-                   const unsigned char *readable, int32_t *ids) {
-  struct cached *cached = NULL;
-  struct key k;
-  if (bytes <= SHORT) {
-    k = key_of(piece, bytes, readable);
-    const uint64_t h = spread(k);
-    if (b->whole_first) {
-      ids[0] = find_short(b, k, h);
-      if (ids[0] >= 0) return 1;
+void bpe_prepare(const struct bpe *b, const struct bpe_scratch *s, const unsigned char *at, int64_t bytes, const unsigned char *readable,
+                 struct bpe_piece *p) {
+  const struct key k = key_of(at, bytes < SHORT ? bytes : SHORT, readable);
+  *p = (struct bpe_piece){.at = at, .bytes = bytes, .low = k.low, .high = k.high, .hash = spread(k)};
+  if (bytes <= SHORT && b->whole_first) __builtin_prefetch(b->short_slot + (p->hash >> b->short_shift));
+  if (bytes > SHORT && bytes <= CACHED) p->hash ^= spread(key_of(at + SHORT, bytes - SHORT, readable)) * 0xd6e8feb86659fd93u;
+  __builtin_prefetch(s->cache + (p->hash >> (64 - CACHE_BITS)));
+}
+
+/* A piece that is one token, its id; else -1. */
+static inline int32_t find_whole(const struct bpe *b, const struct bpe_piece *p) {
+  if (!b->whole_first) return -1;
+  return p->bytes <= SHORT ? find_short(b, (struct key){p->low, p->high}, p->hash) : find(b, p->at, p->bytes);
+}
+
+int64_t bpe_encode(const struct bpe *b, struct bpe_scratch *s, const struct bpe_piece *p, const unsigned char *readable, int32_t *ids) {
+  if ((ids[0] = find_whole(b, p)) >= 0) return 1;
+  struct cached *c = s->cache + (p->hash >> (64 - CACHE_BITS));
+  struct key more = {0, 0};
+  if (p->bytes <= CACHED) {
+    if (p->bytes > SHORT) more = key_of(p->at + SHORT, p->bytes - SHORT, readable);
+    if (c->key.low == p->low && c->key.high == p->high && c->more.low == more.low && c->more.high == more.high) {
+      for (int32_t i = 0; i < c->n; i++) ids[i] = c->id[i];
+      return c->n;
     }
-    cached = s->cache + (h >> (64 - CACHE_BITS));
-    if (cached->key.low == k.low && cached->key.high == k.high) {
-      memcpy(ids, cached->id, (size_t)cached->n * sizeof *ids);
-      return cached->n;
-    }
-  } else if (b->whole_first) {
-    ids[0] = find(b, piece, bytes);
-    if (ids[0] >= 0) return 1;
   }
-  for (int64_t i = 0; i < bytes; i++) ids[i] = b->byte[piece[i]];
-  const int64_t n = bytes <= ARRAY ? merge_array(b, ids, bytes) : merge_heap(b, s, ids, bytes);
-  if (cached && n <= CACHED_IDS) {
-    cached->key = k;
-    cached->n = (int32_t)n;
-    memcpy(cached->id, ids, (size_t)n * sizeof *ids);
+  for (int64_t i = 0; i < p->bytes; i++) ids[i] = b->byte[p->at[i]];
+  const int64_t n = p->bytes <= ARRAY ? merge_array(b, ids, p->bytes) : merge_heap(b, s, ids, p->bytes);
+  if (p->bytes <= CACHED && n <= CACHED_IDS) {
+    *c = (struct cached){.key = {p->low, p->high}, .more = more, .n = (int32_t)n};
+    for (int32_t i = 0; i < c->n; i++) c->id[i] = ids[i];
   }
   return n;
 }

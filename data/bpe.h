@@ -20,11 +20,22 @@ void bpe_destroy(struct bpe *b);
 struct bpe_scratch *bpe_scratch_create(struct error *e);
 void bpe_scratch_destroy(struct bpe_scratch *s);
 
-/* Ids of piece[0..bytes), 0 < bytes, to ids (room for `bytes` of them); returns their
- * number, -1 when out of memory.  `readable` >= piece + bytes ends the memory that may
- * be read: loads are whole words where it lets them be. */
-enum { BPE_PIECE = 1 << 30 }; /* the longest piece */
-int64_t bpe_encode(const struct bpe *b, struct bpe_scratch *s, const unsigned char *piece, int64_t bytes,
-                   const unsigned char *readable, int32_t *ids);
+enum { BPE_PIECE = 1 << 30 }; /* bytes of the longest piece */
+
+/* A piece that is going to be encoded.  The tables are larger than the caches near a
+ * processor, so the memory that it needs is asked for some pieces ahead. */
+struct bpe_piece {
+  const unsigned char *at;
+  int64_t bytes;
+  uint64_t low, high, hash; /* for bpe_encode */
+};
+
+/* Makes p of at[0..bytes), 0 < bytes <= BPE_PIECE.  `readable` >= at + bytes ends the memory
+ * that may be read: loads are whole words where it lets them be. */
+void bpe_prepare(const struct bpe *b, const struct bpe_scratch *s, const unsigned char *at, int64_t bytes, const unsigned char *readable,
+                 struct bpe_piece *p);
+
+/* Its ids to ids (room for p->bytes of them); returns their number, -1 when out of memory. */
+int64_t bpe_encode(const struct bpe *b, struct bpe_scratch *s, const struct bpe_piece *p, const unsigned char *readable, int32_t *ids);
 
 #endif

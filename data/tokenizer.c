@@ -150,21 +150,39 @@ static inline bool has_room(struct tokenizer_ids *ids, int64_t more, struct erro
 
 /* ---- encoding ---------------------------------------------------------------------------------- */
 
+enum { AHEAD = 16 }; /* pieces that wait for their memory; a power of two */
+
 struct encoding {
   const struct tokenizer *t;
   struct tokenizer_scratch *s;
   struct tokenizer_ids *ids;
   const unsigned char *readable; /* the end of the text */
   enum tokenizer_specials specials;
+  struct bpe_piece waiting[AHEAD];
+  unsigned taken, done; /* pieces; those between them wait */
 };
 
-static bool take_piece(void *context, const unsigned char *piece, int64_t bytes, struct error *e) {
-  const struct encoding *c = context;
-  if (bytes > BPE_PIECE) return error_set(e, ERROR_DATA, "a text has a piece of %" PRId64 " bytes; a tokenizer takes at most %d", bytes, BPE_PIECE);
-  if (!has_room(c->ids, bytes, e)) return false;
-  const int64_t n = bpe_encode(c->t->bpe, c->s->bpe, piece, bytes, c->readable, c->ids->id + c->ids->n);
-  if (n < 0) return error_set(e, ERROR_SYSTEM, "out of memory merging a piece of %" PRId64 " bytes", bytes);
+static bool encode_piece(struct encoding *c, struct error *e) {
+  const struct bpe_piece *p = c->waiting + c->done++ % AHEAD;
+  if (!has_room(c->ids, p->bytes, e)) return false;
+  const int64_t n = bpe_encode(c->t->bpe, c->s->bpe, p, c->readable, c->ids->id + c->ids->n);
+  if (n < 0) return error_set(e, ERROR_SYSTEM, "out of memory merging a piece of %" PRId64 " bytes", p->bytes);
   c->ids->n += n;
+  return true;
+}
+
+static bool take_piece(void *context, const unsigned char *piece, int64_t bytes, struct error *e) {
+  struct encoding *c = context;
+  if (bytes > BPE_PIECE) return error_set(e, ERROR_DATA, "a text has a piece of %" PRId64 " bytes; a tokenizer takes at most %d", bytes, BPE_PIECE);
+  if (c->taken - c->done == AHEAD && !encode_piece(c, e)) return false;
+  bpe_prepare(c->t->bpe, c->s->bpe, piece, bytes, c->readable, c->waiting + c->taken++ % AHEAD);
+  return true;
+}
+
+static bool encode_text(struct encoding *c, const unsigned char *text, int64_t bytes, struct error *e) {
+  if (!pieces_walk(c->t->pieces, c->s->pieces, text, bytes, take_piece, c, e)) return false;
+  while (c->taken != c->done)
+    if (!encode_piece(c, e)) return false;
   return true;
 }
 
@@ -182,8 +200,7 @@ static bool encode_span(struct encoding *c, const unsigned char *text, int64_t b
     int64_t at, length;
     const int32_t id = added_find(c->t->added, text, bytes, specials, &at, &length);
     const int64_t plain = id < 0 ? bytes : at;
-    if (!(c->t->bytes ? take_bytes(c->ids, text, plain, e) : pieces_walk(c->t->pieces, c->s->pieces, text, plain, take_piece, c, e)))
-      return false;
+    if (!(c->t->bytes ? take_bytes(c->ids, text, plain, e) : encode_text(c, text, plain, e))) return false;
     if (id < 0) break;
     if (!has_room(c->ids, 1, e)) return false;
     c->ids->id[c->ids->n++] = id;

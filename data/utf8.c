@@ -101,10 +101,3 @@ int64_t utf8_repair(const void *text, int64_t bytes, char *out) {
   }
   return used;
 }
-
-uint32_t utf8_character(const unsigned char *s, int *length) {
-  *length = s[0] < 0x80 ? 1 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
-  uint32_t c = *length == 1 ? s[0] : s[0] & (0x7fu >> *length);
-  for (int i = 1; i < *length; i++) c = c << 6 | (s[i] & 0x3fu);
-  return c;
-}

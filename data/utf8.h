@@ -15,7 +15,12 @@ int64_t utf8_valid(const void *text, int64_t bytes);
 int64_t utf8_repaired_size(const void *text, int64_t bytes, int64_t *replacements);
 int64_t utf8_repair(const void *text, int64_t bytes, char *out);
 
-/* The character at text[0..bytes), bytes > 0, of valid UTF-8; *length is its bytes, 1 to 4. */
-uint32_t utf8_character(const unsigned char *text, int *length);
+/* The character that begins at s in valid UTF-8; *length is its bytes, 1 to 4. */
+static inline uint32_t utf8_character(const unsigned char *s, int *length) {
+  *length = s[0] < 0x80 ? 1 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
+  uint32_t c = *length == 1 ? s[0] : s[0] & (0x7fu >> *length);
+  for (int i = 1; i < *length; i++) c = c << 6 | (s[i] & 0x3fu);
+  return c;
+}
 
 #endif
