@@ -171,7 +171,7 @@ static bool decode_text(struct job *j, const char *path, const char *s, int64_t 
   for (int64_t i = 0; i < bytes;) {
     int64_t id = 0, n = 0;
     for (; i + n < bytes && s[i + n] >= '0' && s[i + n] <= '9' && n < 10; n++) id = 10 * id + (s[i + n] - '0');
-    const bool ends = i + n == bytes || strchr(" \t\r\n", s[i + n]);
+    const bool ends = i + n == bytes || (s[i + n] && strchr(" \t\r\n", s[i + n]));
     if (n > 0 && ends) {
       if (!write_token(j, id, path, e)) return false;
       i += n;
