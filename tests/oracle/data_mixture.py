@@ -110,4 +110,5 @@ def main():
         print("end", last, sum(given), *(max(0, a - g) for a, g in zip(groups, given)))
 
 
-main()
+if __name__ == "__main__":
+    main()

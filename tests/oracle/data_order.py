@@ -52,4 +52,5 @@ def main():
                         print(tokens, seq_len, seed, i, position(tokens, seq_len, seed, i))
 
 
-main()
+if __name__ == "__main__":
+    main()
