@@ -49,20 +49,25 @@ TEST(streams) {
   write_stream("t.tokens"); /* 8 + 10 + 819200 tokens of 2 bytes: blocks 0 and 1 */
   CHECK_EQ_I64(INSPECT("t.tokens"), 0);
   CHECK(said("t.tokens: token stream") && said("819218 of 2 bytes") && said("documents      3,"));
-  CHECK(said("bytes, vocabulary 258") && said("2, 2 (ids 256, 257)") && said("2 blocks"));
+  CHECK(said("bytes, vocabulary 258") && said("2 blocks"));
   CHECK(said("  sources        corpus: 3 documents, 819218 tokens (100.00 %), /a/corpus\n                 more: 0 documents, 0 tokens (0.00 %)\n"));
   CHECK(said("  | <|begin_of_text|>hello\\x1b<|end_of_text|><|begin_of_text|>caf\xc3\xa9\n  | \\xff.<|end_of_text|>xxx"));
   CHECK(!strstr(text, "verified"));
+  CHECK(said("longest        819200 tokens, document 2\n"));
+  CHECK(said("BOS            id 256, 2 times; 2 of 3 documents begin with it\n"));
+  CHECK(said("EOS            id 257, 2 times; 2 of 3 documents end with it\n") && !strstr(text, "WARNING"));
   struct stream *s = stream_open("t.tokens", 0, &failure);
   char digest[HASH_TEXT];
   if (s) hash_text(stream_info(s)->digest, digest);
   stream_close(s);
   CHECK(said(digest));
 
-  CHECK_EQ_I64(INSPECT("t.tokens", "--verify", "--sample", "819215"), 0);
+  CHECK_EQ_I64(INSPECT("t.tokens", "--verify", "--token", "819215"), 0);
   CHECK(said("verified") && said("tokens 819215 to 819217\n  | xxx\n"));
-  CHECK_EQ_I64(INSPECT("t.tokens", "--sample", "819218"), ERROR_USAGE);
+  CHECK_EQ_I64(INSPECT("t.tokens", "--token", "819218"), ERROR_USAGE);
   CHECK(said("t.tokens has tokens 0 to 819217"));
+  CHECK_EQ_I64(INSPECT("t.tokens", "--sample", "0"), ERROR_USAGE);
+  CHECK(said("--seq-len"));
   CHECK_EQ_I64(INSPECT("t.tokens", "--sample", "-1"), ERROR_USAGE);
 
   flip("t.tokens", FRAME_HEADER + FRAME_BLOCK + 500);
@@ -76,6 +81,53 @@ TEST(streams) {
   CHECK(truncate("t.tokens", 5000) == 0);
   CHECK_EQ_I64(INSPECT("t.tokens"), ERROR_DATA);
   CHECK(said("truncated or damaged"));
+}
+
+/* Samples of the order: 7 tokens each, the eighth a target alone. */
+TEST(samples) {
+  write_stream("s.tokens");
+  CHECK_EQ_I64(INSPECT("s.tokens", "--sample", "1", "--seq-len", "7"), 0);
+  CHECK(said("sample 1 of 7 tokens, seed 1: epoch 0 (of 117031 samples), tokens 7 to 14"));
+  CHECK(said("-- document 0 (corpus), begun before to its end: its tokens 7 to 7 of 8\n  # 257\n  | <|end_of_text|>\n"));
+  CHECK(said("-- document 1 (corpus), from its beginning, cut: its tokens 0 to 6 of 10\n  # 256 99 97 102 195 169 10\n  | <|begin_of_text|>caf\xc3\xa9\n"));
+  CHECK_EQ_I64(INSPECT("s.tokens", "--sample", "0", "--seq-len", "8"), 0);
+  CHECK(said("document 0 (corpus), from its beginning to its end: its tokens 0 to 7 of 8") && said("# 256\n"));
+
+  /* Epoch 1: where the order says. */
+  struct stream *s = stream_open("s.tokens", 0, &failure);
+  struct data_order o;
+  char wanted[128];
+  for (int seed = 1; s && seed < 4; seed++) {
+    char number[16];
+    CHECK(data_order_make(&o, s, 100, (uint64_t)seed, &failure));
+    const int64_t first = data_order_position(&o, 8192 + 5) * 100;
+    snprintf(number, sizeof number, "%d", seed);
+    CHECK_EQ_I64(INSPECT("s.tokens", "--sample", "8197", "--seq-len", "100", "--seed", number), 0);
+    snprintf(wanted, sizeof wanted, "epoch 1 (of 8192 samples), tokens %lld to %lld,", (long long)first, (long long)first + 100);
+    if (!said(wanted)) FAIL("seed %d: %s", seed, wanted);
+  }
+  stream_close(s);
+  CHECK_EQ_I64(INSPECT("s.tokens", "--sample", "0", "--seq-len", "819218"), ERROR_DATA);
+}
+
+/* Documents that end with id 0, though the EOS is another. */
+TEST(zero_ends_documents) {
+  static const char *const names[] = {"dclm"};
+  for (int eos = 0; eos < 2; eos++) {
+    const struct stream_start start = {300, 256, eos ? 257 : 0, "bytes", names, 1};
+    struct stream_writer *w = stream_writer_open("z.tokens", &start, &failure);
+    for (int d = 0; w && d < 5; d++) {
+      const int32_t ids[4] = {256, 'a', 'b', d < 3 ? 0 : 257};
+      CHECK(stream_writer_document(w, 0, &failure) && stream_writer_tokens(w, ids, 4, &failure));
+    }
+    CHECK(w && stream_writer_finish(w, NULL, &failure) && stream_writer_publish(w, &failure));
+    stream_writer_close(w);
+    CHECK_EQ_I64(INSPECT("z.tokens"), 0);
+    if (eos)
+      CHECK(said("WARNING        id 0 ends 3 of 5 documents and stands before 3 of 5 BOS") && said("eos: 0"));
+    else
+      CHECK(!strstr(text, "WARNING") && said("EOS            id 0, 3 times; 3 of 5 documents end with it"));
+  }
 }
 
 /* Two updates of a run whose folder is "run". */
@@ -243,6 +295,8 @@ TEST(apart) {
 int main(void) {
   if (!rig_enter()) return 1;
   RUN(streams);
+  RUN(samples);
+  RUN(zero_ends_documents);
   RUN(checkpoints);
   RUN(records);
   RUN(anything_else);

@@ -19,8 +19,14 @@ const struct argument command_inspect_arguments[] = {
      .help = "a token stream, a checkpoint (a step folder, a folder of steps, a rank's .h5), a metrics.jsonl or a run's folder"},
     {.name = "--verify", .type = ARGUMENT_FLAG, .offset = offsetof(struct inspection, verify),
      .help = "read all of it and compare every checksum"},
-    {.name = "--sample", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct inspection, sample), .low = 0,
+    {.name = "--token", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct inspection, token), .low = 0,
      .high = INT64_MAX, .help = "of a token stream: show the text from token N on (default 0)"},
+    {.name = "--sample", .value = "I", .type = ARGUMENT_INTEGER, .offset = offsetof(struct inspection, sample), .low = 0,
+     .high = INT64_MAX, .help = "of a token stream: show sample I of the order, document by document; needs --seq-len"},
+    {.name = "--seq-len", .value = "S", .type = ARGUMENT_INTEGER, .offset = offsetof(struct inspection, seq_len), .low = 1,
+     .high = (int64_t)1 << 31, .help = "its length, as train.seq_len"},
+    {.name = "--seed", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct inspection, seed), .low = 0,
+     .high = INT64_MAX, .help = "the order's, as data.seed (default 1)"},
     {.name = "--tokenizer", .value = "FILE", .type = ARGUMENT_TEXT, .offset = offsetof(struct inspection, tokenizer),
      .help = "of a token stream: the tokenizer that its text is shown by; without it ids are shown, unless it is bytes"},
     {0}};
@@ -102,7 +108,7 @@ static bool inspect_folder(const struct inspection *i, struct error *e) {
 }
 
 int command_inspect(int argc, char **argv) {
-  struct inspection i = {0};
+  struct inspection i = {.sample = -1, .seed = 1};
   struct error e = {0};
   if (!arguments_parse(command_inspect_arguments, argc, argv, &i, &e)) return command_fail(&e);
   struct stat st;

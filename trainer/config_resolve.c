@@ -233,7 +233,7 @@ static void name_source(struct config *c, int64_t at) {
   while (end > 1 && s->path[end - 1] == '/') end--;
   size_t from = end;
   while (from > 0 && s->path[from - 1] != '/') from--;
-  char stem[DATA_NAME - 4] = "source";
+  char stem[DATA_NAME - 12] = "source"; /* a dash and any number follow */
   size_t n = 0;
   for (size_t i = from; i < end && n + 1 < sizeof stem; i++) {
     const char x = s->path[i];

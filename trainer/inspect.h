@@ -12,11 +12,16 @@
 struct inspection {
   const char *path;
   bool verify;    /* read and check everything */
-  int64_t sample; /* a stream's text is shown from this token on */
+  int64_t token;  /* a stream's text is shown from this token on, */
+  int64_t sample; /* or, where this is not -1: this sample of the order, of seq_len tokens, by this seed */
+  int64_t seq_len, seed;
   const char *tokenizer; /* that shows it; NULL: bytes for a stream of bytes, ids for others */
 };
 
 bool inspect_stream(const struct inspection *i, struct error *e);
+/* The part of it that shows text. */
+struct stream;
+bool inspect_sample(const struct stream *s, const struct inspection *i, struct error *e);
 bool inspect_rank_file(const struct inspection *i, struct error *e); /* one HDF5 file of a checkpoint */
 bool inspect_step(const struct inspection *i, struct error *e);      /* a step folder */
 bool inspect_steps(const struct inspection *i, struct error *e);     /* a folder of them; then the newest whole one */

@@ -10,108 +10,79 @@
 #include "data/stream_file.h"
 #include "trainer/inspect.h"
 
-enum { PIECE = 1 << 16, SAMPLE_TOKENS = 240 };
+enum { PIECE = 1 << 16 };
 
 /* Without --verify only this many tokens are counted. */
 static const int64_t counted_at_most = (int64_t)1 << 26;
 
-static bool is_bytes(const struct stream_info *info) { return strcmp(info->tokenizer, "bytes") == 0; }
+/* How often ids that could stand round documents do. */
+struct marks {
+  int64_t tokens, bos, eos, zero_bos; /* zero_bos: id 0 before a BOS */
+  int64_t documents, begin, end, end_zero, longest, longest_number;
+};
 
-static bool count_marks(const struct stream *s, bool all, struct error *e) {
+static void add_document(struct marks *m, const struct stream_info *info, const struct stream_document *d, int32_t first, int32_t last) {
+  const int64_t length = d->end - d->first;
+  m->documents++;
+  m->begin += first == info->bos;
+  m->end += last == info->eos;
+  m->end_zero += last == 0;
+  if (length <= m->longest) return;
+  m->longest = length;
+  m->longest_number = d->number;
+}
+
+/* The first n tokens, and the documents that end in them. */
+static bool count_marks(const struct stream *s, int64_t n, int32_t *ids, struct marks *m, struct error *e) {
+  const struct stream_info *info = stream_info(s);
+  struct stream_document d;
+  int32_t first = 0, before = -1;
+  bool more = info->documents > 0;
+  if (more && !stream_document(s, 0, &d, e)) return false;
+  for (int64_t at = 0; at < n; at += PIECE) {
+    const int64_t count = n - at < PIECE ? n - at : PIECE;
+    if (!stream_read(s, at, count, ids, e)) return false;
+    for (int64_t i = 0; i < count; i++) {
+      m->bos += ids[i] == info->bos;
+      m->eos += ids[i] == info->eos;
+      m->zero_bos += ids[i] == info->bos && before == 0;
+      before = ids[i];
+    }
+    while (more) {
+      if (d.first >= at && d.first < at + count) first = ids[d.first - at];
+      if (d.end > at + count) break;
+      add_document(m, info, &d, first, ids[d.end - 1 - at]);
+      more = d.number + 1 < info->documents;
+      if (more && !stream_document(s, d.number + 1, &d, e)) return false;
+    }
+  }
+  return true;
+}
+
+static void print_mark(const char *name, int32_t id, int64_t times, int64_t documents, const struct marks *m, const char *what) {
+  if (id < 0)
+    inspect_line(name, "none stands round documents");
+  else
+    inspect_line(name, "id %d, %" PRId64 " times; %" PRId64 " of %" PRId64 " documents %s with it", id, times, documents, m->documents, what);
+}
+
+static bool print_marks(const struct stream *s, bool all, struct error *e) {
   const struct stream_info *info = stream_info(s);
   const int64_t n = all || info->tokens < counted_at_most ? info->tokens : counted_at_most;
+  struct marks m = {.tokens = n};
   int32_t *ids = malloc(PIECE * sizeof *ids);
-  if (!ids) return error_set(e, ERROR_SYSTEM, "out of memory");
-  int64_t begins = 0, ends = 0;
-  bool good = true;
-  for (int64_t at = 0; good && at < n; at += PIECE) {
-    const int64_t count = n - at < PIECE ? n - at : PIECE;
-    good = stream_read(s, at, count, ids, e);
-    for (int64_t i = 0; good && i < count; i++) {
-      begins += ids[i] == TOKENIZER_BYTES_BOS;
-      ends += ids[i] == TOKENIZER_BYTES_EOS;
-    }
-  }
+  const bool good = ids ? count_marks(s, n, ids, &m, e) : error_set(e, ERROR_SYSTEM, "out of memory");
   free(ids);
   if (!good) return false;
-  char where[64] = "";
-  if (n < info->tokens) snprintf(where, sizeof where, " in the first %" PRId64 " tokens", n);
-  inspect_line("BOS, EOS", "%" PRId64 ", %" PRId64 "%s (ids %d, %d)", begins, ends, where, TOKENIZER_BYTES_BOS,
-               TOKENIZER_BYTES_EOS);
+  if (n < info->tokens) inspect_line("counted", "the first %" PRId64 " tokens; --verify counts all", n);
+  if (m.documents > 0) inspect_line("longest", "%" PRId64 " tokens, document %" PRId64, m.longest, m.longest_number);
+  print_mark("BOS", info->bos, m.bos, m.begin, &m, "begin");
+  print_mark("EOS", info->eos, m.eos, m.end, &m, "end");
+  if (info->eos != 0 && (2 * m.end_zero > m.documents || 2 * m.zero_bos > m.bos))
+    inspect_line("WARNING", "id 0 ends %" PRId64 " of %" PRId64 " documents and stands before %" PRId64 " of %" PRId64
+                 " BOS: some tools (DCLM's tokshuf) end documents with 0 whatever id 0 means; where that is so, index the token files with eos: 0",
+                 m.end_zero, m.documents, m.zero_bos, m.bos);
   return true;
-}
-
-/* Bytes that a terminal would act upon are shown as \xNN, as is what is not UTF-8. */
-static void print_text(const unsigned char *text, int n) {
-  printf("  | ");
-  for (int i = 0; i < n;) {
-    const int tail = text[i] >= 0xF0 ? 3 : text[i] >= 0xE0 ? 2 : text[i] >= 0xC2 ? 1 : 0;
-    bool whole = text[i] >= 0xC2 && text[i] < 0xF5 && i + tail < n;
-    for (int j = 1; whole && j <= tail; j++) whole = (text[i + j] & 0xC0) == 0x80;
-    if (text[i] == '\n') {
-      printf("\n  | ");
-    } else if (whole) {
-      printf("%.*s", tail + 1, (const char *)text + i);
-      i += tail;
-    } else if ((text[i] >= ' ' && text[i] < 0x7F) || text[i] == '\t') {
-      putchar(text[i]);
-    } else {
-      printf("\\x%02x", text[i]);
-    }
-    i++;
-  }
-  putchar('\n');
-}
-
-/* The tokenizer that the text is shown by; *t NULL: ids are shown. */
-static bool open_tokenizer(const struct inspection *i, const struct stream *s, struct tokenizer **t, struct error *e) {
-  const struct stream_info *info = stream_info(s);
-  *t = NULL;
-  if (!i->tokenizer && strcmp(info->tokenizer, "bytes") != 0) return true;
-  *t = tokenizer_open(i->tokenizer ? i->tokenizer : "bytes", e);
-  if (!*t) return false;
-  const char *name = tokenizer_info(*t)->name;
-  if (!info->tokenizer[0] || strcmp(name, info->tokenizer) == 0) return true;
-  tokenizer_close(*t);
-  *t = NULL;
-  return error_set(e, ERROR_DATA, "%s was made with tokenizer %s, --tokenizer is %s", stream_path(s), info->tokenizer, name);
-}
-
-static bool print_ids(const int32_t *ids, int64_t n) {
-  for (int64_t i = 0; i < n; i++) printf("%s%d", i % 16 ? " " : i ? "\n  | " : "  | ", ids[i]);
-  putchar('\n');
-  return true;
-}
-
-static bool print_tokens(const struct tokenizer *t, const int32_t *ids, int64_t n, struct error *e) {
-  int64_t used = 0, bytes;
-  for (int64_t i = 0; i < n; i++) used += (tokenizer_token(t, ids[i], &bytes), bytes);
-  char *text = malloc((size_t)used + 1);
-  if (!text) return error_set(e, ERROR_SYSTEM, "out of memory");
-  used = 0;
-  for (int64_t i = 0; i < n; i++) {
-    const char *token = tokenizer_token(t, ids[i], &bytes);
-    if (token) memcpy(text + used, token, (size_t)bytes);
-    used += bytes;
-  }
-  print_text((const unsigned char *)text, (int)used);
-  free(text);
-  return true;
-}
-
-static bool print_sample(const struct stream *s, const struct inspection *i, struct error *e) {
-  const struct stream_info *info = stream_info(s);
-  if (i->sample >= info->tokens)
-    return error_set(e, ERROR_USAGE, "--sample %" PRId64 ": %s has tokens 0 to %" PRId64, i->sample, stream_path(s),
-                     info->tokens - 1);
-  const int64_t left = info->tokens - i->sample, n = left < SAMPLE_TOKENS ? left : SAMPLE_TOKENS;
-  int32_t ids[SAMPLE_TOKENS];
-  struct tokenizer *t;
-  if (!stream_read(s, i->sample, n, ids, e) || !open_tokenizer(i, s, &t, e)) return false;
-  printf("  tokens %" PRId64 " to %" PRId64 "\n", i->sample, i->sample + n - 1);
-  const bool good = t ? print_tokens(t, ids, n, e) : print_ids(ids, n);
-  tokenizer_close(t);
-  return good;
 }
 
 static void print_sources(const struct stream_info *info) {
@@ -158,8 +129,8 @@ bool inspect_stream(const struct inspection *i, struct error *e) {
     good = stream_verify(s, e);
     if (good) inspect_line("verified", "header, documents, every token and the digests of all blocks hold");
   }
-  if (good && is_bytes(info)) good = count_marks(s, i->verify, e);
-  if (good && info->tokens > 0) good = print_sample(s, i, e);
+  good = good && print_marks(s, i->verify, e);
+  if (good && info->tokens > 0) good = inspect_sample(s, i, e);
   stream_close(s);
   return good;
 }
