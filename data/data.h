@@ -81,7 +81,11 @@ struct data_order {
   const struct stream *stream;
   int64_t seq_len;
   uint64_t seed;
-  enum data_boundary boundary; /* set after data_order_make, which leaves DATA_BOUNDARY_PREDICT */
+  /* Set after data_order_make, which leaves them 0. */
+  enum data_boundary boundary;  /* 0: DATA_BOUNDARY_PREDICT */
+  bool shuffle_samples;         /* epoch 0 is permuted as later ones are */
+  const struct data_skip *skip; /* [n_skips] ranges of the order that the run leaves out, ascending */
+  int n_skips;
 };
 
 /* Samples in an epoch: (tokens - 1) / seq_len; 0 when the stream is shorter
@@ -91,9 +95,16 @@ bool data_order_make(struct data_order *o, const struct stream *s, int64_t seq_l
 int64_t data_order_epoch_samples(const struct data_order *o);
 /* Tokens at the stream's end that no sample of an epoch reads. */
 int64_t data_order_dropped_tokens(const struct data_order *o);
-/* Which sample of the stream, 0..epoch_samples-1, sample `index` >= 0 of the run
- * is: stream order in epoch 0, then a permutation keyed by seed and epoch.
- * Costs the same for every index. */
+/* The order is 0, 1, …, over all epochs; the run's sample k is its k-th index that is not
+ * left out.  Where a run stands is one index of the order, the one after its last sample: so a
+ * range of samples left out that is added on a resume moves nothing that was read.
+ * data_order_index: of sample k >= 0; -1 where the ranges leave out all up to 2^63. */
+int64_t data_order_index(const struct data_order *o, int64_t sample);
+/* Samples of the run whose index is below `index`. */
+int64_t data_order_samples_before(const struct data_order *o, int64_t index);
+/* Which sample of the stream, 0..epoch_samples-1, the run's sample `index` >= 0 is: stream order in
+ * epoch 0 (unless shuffle_samples), then a permutation keyed by seed and epoch.  Costs the same for
+ * every index. */
 int64_t data_order_position(const struct data_order *o, int64_t index);
 
 /* Where a sample goes: arrays of seq_len. */

@@ -1,6 +1,6 @@
 /* The order of samples: position of sample i as a function of (seed, i).
  *
- * Epoch 0 is the stream's own order.  Later epochs go through a keyed
+ * Epoch 0 is the stream's own order, unless it is to be shuffled.  Other epochs go through a keyed
  * permutation of 0..n-1: an alternating Feistel network on the smallest power
  * of two >= n (Luby and Rackoff 1988; rounds from Philox), walked along its
  * cycle until it lands below n (Black and Rogaway 2002).  Nothing is stored,
@@ -54,10 +54,27 @@ static uint64_t feistel(uint64_t x, int bits, uint64_t key, uint64_t epoch) {
   return (uint64_t)left << right_bits | right;
 }
 
-int64_t data_order_position(const struct data_order *o, int64_t index) {
-  int64_t n = data_order_epoch_samples(o);
+int64_t data_order_index(const struct data_order *o, int64_t sample) {
+  int64_t index = sample;
+  for (int i = 0; i < o->n_skips && index >= o->skip[i].range[0]; i++)
+    if (!checked_add(index, o->skip[i].range[1] - o->skip[i].range[0], &index) || !checked_add(index, 1, &index)) return -1;
+  return index;
+}
+
+int64_t data_order_samples_before(const struct data_order *o, int64_t index) {
+  int64_t samples = index;
+  for (int i = 0; i < o->n_skips && index > o->skip[i].range[0]; i++) {
+    const int64_t end = index - 1 < o->skip[i].range[1] ? index - 1 : o->skip[i].range[1];
+    samples -= end - o->skip[i].range[0] + 1;
+  }
+  return samples;
+}
+
+int64_t data_order_position(const struct data_order *o, int64_t sample) {
+  const int64_t n = data_order_epoch_samples(o), index = data_order_index(o, sample);
+  if (index < 0) return -1;
   uint64_t epoch = (uint64_t)(index / n), x = (uint64_t)(index % n);
-  if (epoch == 0 || n == 1) return (int64_t)x;
+  if ((epoch == 0 && !o->shuffle_samples) || n == 1) return (int64_t)x;
   int bits = 64 - __builtin_clzll((uint64_t)n - 1);
   do {
     x = feistel(x, bits, o->seed ^ ORDER_KEY, epoch);

@@ -23,7 +23,11 @@ static bool mark_documents(const struct data_order *o, int64_t first, const stru
 
 bool data_sample(const struct data_order *o, int64_t index, const struct data_sample *out, struct error *e) {
   if (index < 0) return error_set(e, ERROR_INTERNAL, "sample %" PRId64, index);
-  const int64_t s = o->seq_len, first = data_order_position(o, index) * s;
+  const int64_t s = o->seq_len, position = data_order_position(o, index), first = position * s;
+  if (position < 0) {
+    error_set(e, ERROR_DATA, "there is no sample %" PRId64 ": data.skip leaves out all that are left", index);
+    return error_hint(e, "let the last range of data.skip end sooner");
+  }
   bool good = stream_read(o->stream, first, s, out->inputs, e) && stream_read(o->stream, first + s, 1, &out->targets[s - 1], e);
   if (good) {
     memcpy(out->targets, out->inputs + 1, (size_t)(s - 1) * sizeof *out->targets);

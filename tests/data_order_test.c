@@ -36,10 +36,10 @@ TEST(golden_positions) {
   if (!f) return;
   int64_t tokens, seq_len, index, position, open_tokens = -1;
   uint64_t seed;
-  int lines = 0;
+  int lines = 0, shuffle;
   struct stream *s = NULL;
-  while (fscanf(f, "%" SCNd64 " %" SCNd64 " %" SCNu64 " %" SCNd64 " %" SCNd64, &tokens, &seq_len, &seed, &index,
-                &position) == 5) {
+  while (fscanf(f, "%" SCNd64 " %" SCNd64 " %" SCNu64 " %d %" SCNd64 " %" SCNd64, &tokens, &seq_len, &seed, &shuffle, &index,
+                &position) == 6) {
     if (tokens != open_tokens) {
       stream_close(s);
       s = make("golden", tokens);
@@ -49,6 +49,7 @@ TEST(golden_positions) {
     struct data_order o;
     struct error e;
     CHECK(data_order_make(&o, s, seq_len, seed, &e));
+    o.shuffle_samples = shuffle;
     CHECK_EQ_I64(data_order_position(&o, index), position);
     lines++;
   }
@@ -88,6 +89,51 @@ TEST(each_epoch_is_another_permutation) {
     }
     stream_close(s);
   }
+}
+
+/* Against the plain meaning: walk the order, leave out what is in a range. */
+TEST(samples_left_out) {
+  struct stream *s = make("skip", 3 * 50 + 1);
+  if (!s) return;
+  static const struct data_skip none[1], first[] = {{{0, 9}}}, many[] = {{{3, 3}}, {{4, 4}}, {{10, 29}}, {{49, 51}}, {{99, 180}}};
+  static const struct {
+    const struct data_skip *skip;
+    int n;
+  } cases[] = {{none, 0}, {first, 1}, {many, 5}};
+  for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+    struct data_order o, plain;
+    struct error e;
+    CHECK(data_order_make(&o, s, 3, 5, &e));
+    plain = o;
+    o.skip = cases[c].skip;
+    o.n_skips = cases[c].n;
+    int64_t sample = 0;
+    for (int64_t index = 0; index < 300; index++) {
+      bool left_out = false;
+      for (int i = 0; i < o.n_skips; i++) left_out = left_out || (index >= o.skip[i].range[0] && index <= o.skip[i].range[1]);
+      CHECK_EQ_I64(data_order_samples_before(&o, index), sample);
+      if (left_out) continue;
+      CHECK_EQ_I64(data_order_index(&o, sample), index);
+      CHECK_EQ_I64(data_order_position(&o, sample), data_order_position(&plain, index));
+      sample++;
+    }
+    /* A resume elsewhere in between: the next sample is the first one not left out, whatever was added before. */
+    for (int64_t index = 0; index < 300; index++) {
+      const int64_t k = data_order_samples_before(&o, index);
+      CHECK(data_order_index(&o, k) >= index && (k == 0 || data_order_index(&o, k - 1) < index));
+    }
+  }
+  /* All that is left. */
+  static const struct data_skip rest[] = {{{7, INT64_MAX}}}, all[] = {{{0, INT64_MAX}}};
+  struct data_order o;
+  struct error e = {0};
+  CHECK(data_order_make(&o, s, 3, 5, &e));
+  o.skip = rest;
+  o.n_skips = 1;
+  CHECK(data_order_index(&o, 6) == 6 && data_order_index(&o, 7) == -1 && data_order_position(&o, 8) == -1);
+  o.skip = all;
+  CHECK(data_order_index(&o, 0) == -1);
+  stream_close(s);
 }
 
 TEST(positions_are_spread_evenly) {
@@ -216,6 +262,7 @@ int main(void) {
   }
   RUN(golden_positions);
   RUN(each_epoch_is_another_permutation);
+  RUN(samples_left_out);
   RUN(positions_are_spread_evenly);
   RUN(samples_are_shifted_windows);
   RUN(batches_do_not_depend_on_the_division);

@@ -54,7 +54,7 @@ bool match_precision(const struct checkpoint *k, const char *config, struct erro
 }
 
 bool match_samples(const struct checkpoint *k, const char *config, bool allowed, bool speak, struct error *e) {
-  static const char *const keys[] = {"train.seq_len", "data.seed", NULL};
+  static const char *const keys[] = {"train.seq_len", "data.seed", "data.shuffle_samples", NULL};
   struct search s = {.keys = keys};
   if (!search(k, config, &s, e)) return false;
   if (!s.found[0]) return true;

@@ -149,6 +149,9 @@ static bool open_stream(struct run *run, const char *path, struct stream **strea
 static bool open_data(struct run *run, enum run_purpose purpose, struct error *e) {
   const struct config *c = &run->config;
   if (purpose == RUN_TRAIN && !open_stream(run, c->data.train, &run->train, &run->train_order, e)) return false;
+  run->train_order.shuffle_samples = c->data.shuffle_samples;
+  run->train_order.skip = c->data.skip;
+  run->train_order.n_skips = (int)c->data.n_skips;
   if (purpose != RUN_GENERATE && c->data.validation[0] &&
       !open_stream(run, c->data.validation, &run->validation, &run->validation_order, e))
     return false;

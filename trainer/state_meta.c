@@ -67,7 +67,7 @@ char *state_meta(const struct run *run) {
   record_integer(meta, "format", META_FORMAT);
   record_integer(meta, "update", run->update);
   record_integer(meta, "applied", run->applied);
-  record_integer(meta, "samples", run->samples);
+  record_integer(meta, "samples", run->samples > 0 ? data_order_index(&run->train_order, run->samples - 1) + 1 : 0);
   record_integer(meta, "tokens", run->tokens_read);
   json_object_set_new(meta, "source_tokens", sources_to_json(run));
   record_integer(meta, "seed", run->config.run.seed);
@@ -89,11 +89,12 @@ char *state_meta(const struct run *run) {
 static bool counters_from_json(struct run *run, const struct checkpoint *k, const json_t *meta) {
   run->update = json_integer_value(json_object_get(meta, "update"));
   run->applied = json_integer_value(json_object_get(meta, "applied"));
-  run->samples = json_integer_value(json_object_get(meta, "samples"));
+  const int64_t index = json_integer_value(json_object_get(meta, "samples"));
+  run->samples = data_order_samples_before(&run->train_order, index);
   run->tokens_read = json_integer_value(json_object_get(meta, "tokens"));
-  return run->update == checkpoint_update(k) && run->applied >= 0 && run->applied <= run->update && run->samples >= 0 &&
-         run->samples <= INT64_MAX / 4 / run->config.train.seq_len && run->tokens_read >= run->samples &&
-         run->tokens_read <= INT64_MAX / 4 && sources_from_json(run, json_object_get(meta, "source_tokens")) &&
+  return run->update == checkpoint_update(k) && run->applied >= 0 && run->applied <= run->update && index >= 0 &&
+         index <= INT64_MAX / 4 / run->config.train.seq_len && run->tokens_read >= 0 && run->tokens_read <= INT64_MAX / 4 &&
+         sources_from_json(run, json_object_get(meta, "source_tokens")) &&
          detector_from_json(&run->divergence.loss, json_object_get(meta, "loss_window")) &&
          detector_from_json(&run->divergence.grad_norm, json_object_get(meta, "grad_norm_window"));
 }

@@ -3,7 +3,7 @@
 
     python3 tests/oracle/data_order.py > tests/golden/data_order.txt
 
-Lines: tokens seq_len seed index position.
+Lines: tokens seq_len seed shuffle_samples index position.
 """
 
 M32 = 0xFFFFFFFF
@@ -35,21 +35,21 @@ def permute(x, n, seed, epoch):
             return x
 
 
-def position(tokens, seq_len, seed, index):
+def position(tokens, seq_len, seed, shuffle, index):
     n = (tokens - 1) // seq_len
     epoch, x = divmod(index, n)
-    return x if epoch == 0 or n == 1 else permute(x, n, seed, epoch)
+    return x if (epoch == 0 and not shuffle) or n == 1 else permute(x, n, seed, epoch)
 
 
 def main():
     for tokens, seq_len in [(9, 8), (24, 8), (57, 8), (1000, 7), (100003, 64), (1 << 30, 5), ((1 << 32) + 77, 3)]:
         n = (tokens - 1) // seq_len
         for seed in (0, 1, 0x123456789ABCDEF0):
-            for epoch in (0, 1, 2, 3, 1 << 20, 1 << 33):
+            for shuffle, epoch in ((1, 0), (0, 0), (0, 1), (1, 1), (0, 2), (0, 3), (0, 1 << 20), (0, 1 << 33)):
                 for j in sorted({0, 1, n // 3, n // 2, n - 1}):
                     i = epoch * n + j
                     if j < n and i < 1 << 62:
-                        print(tokens, seq_len, seed, i, position(tokens, seq_len, seed, i))
+                        print(tokens, seq_len, seed, shuffle, i, position(tokens, seq_len, seed, shuffle, i))
 
 
 if __name__ == "__main__":
