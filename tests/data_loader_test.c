@@ -237,7 +237,13 @@ TEST(ends) {
   corpus_free(&c);
 }
 
-TEST(memory_has_a_limit) {
+static void *refuse(void *context, size_t bytes, struct error *e) {
+  (void)context;
+  error_set(e, ERROR_SYSTEM, "no memory for %zu bytes", bytes);
+  return NULL;
+}
+
+TEST(memory) {
   CHECK_EQ_I64(loader_bytes(3, 64, false), 3 * (2 * 3 * 64 * 4 + 3 * 64));
   CHECK_EQ_I64(loader_bytes(3, 64, true), 3 * (3 * 3 * 64 * 4 + 3 * 64));
   struct error e = {0};
@@ -245,8 +251,11 @@ TEST(memory_has_a_limit) {
   struct stream *s = stream_of(&c);
   struct data_order o;
   if (!s || !data_order_make(&o, s, 64, 5, &e)) return;
-  const struct loader_plan huge = {.order = &o, .share = INT64_MAX / 10000, .stride = 1, .updates = 1};
-  CHECK(!loader_open(&huge, &loader_memory_plain, &e) && e.code == ERROR_SYSTEM);
+  const struct loader_plan plan = {.order = &o, .share = 3, .stride = 3, .updates = 1};
+  const struct loader_memory none = {refuse, count_release, NULL};
+  int before = atomic_load(&released);
+  CHECK(!loader_open(&plan, &none, &e) && e.code == ERROR_SYSTEM && strstr(e.message, "5184 bytes"));
+  CHECK_EQ_I64(atomic_load(&released), before);
   stream_close(s);
   corpus_free(&c);
 }
@@ -262,7 +271,7 @@ int main(void) {
   RUN(updates);
   RUN(error_at_its_update);
   RUN(ends);
-  RUN(memory_has_a_limit);
+  RUN(memory);
   struct error e;
   if (!file_remove_tree(root, ERROR_DATA, &e)) printf("# %s\n", e.message);
   return test_report();

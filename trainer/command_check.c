@@ -158,6 +158,10 @@ static void check_stream(struct report *r, const struct config *c, const char *s
     } else if (training) {
       say_ok(subject, "%s: %" PRId64 " tokens, %" PRId64 " samples of %" PRId64 " and %" PRId64 " tokens over; the run reads %.2f times that",
              path, info->tokens, samples, c->train.seq_len, data_order_dropped_tokens(&order), (double)wanted / (double)samples);
+      char text[RUN_DOCUMENTS_TEXT];
+      run_documents_text(c, text);
+      say_ok("documents", "%" PRId64 " of %.1f tokens on average; %s%s", info->documents, (double)info->tokens / (double)info->documents, text,
+             info->documents == 1 ? ": nothing, with one document" : "");
     } else {
       say_ok(subject, "%s: %" PRId64 " tokens, %" PRId64 " samples, %" PRId64 " of them used", path, info->tokens, samples,
              wanted > 0 ? wanted : samples);

@@ -139,7 +139,7 @@ static void describe_line(void *context, const char *text) {
 json_t *report_start(struct run *run, bool resumed) {
   const struct config *c = &run->config;
   json_t *o = json_object(), *memory = json_object(), *executed = json_array();
-  char text[HASH_TEXT], device[128];
+  char text[HASH_TEXT], device[128], documents[RUN_DOCUMENTS_TEXT];
   record_text(o, "kind", "start");
   record_integer(o, "update", run->update);
   json_object_set_new(o, "resumed", json_boolean(resumed));
@@ -179,6 +179,8 @@ json_t *report_start(struct run *run, bool resumed) {
     hash_text(stream_info(run->train)->digest, text);
     log_info("training stream    %s, %" PRId64 " tokens, %" PRId64 " samples an epoch", text,
              stream_info(run->train)->tokens, data_order_epoch_samples(&run->train_order));
+    run_documents_text(c, documents);
+    log_info("documents: %s", documents);
     model_describe(run->model, describe_line, executed);
   }
   json_object_set_new(o, "executed", executed);

@@ -271,6 +271,12 @@ struct micro_batch run_upload(struct run *run, const int32_t *inputs, const int3
   return (struct micro_batch){.inputs = run->inputs, .targets = run->targets, .starts = starts ? run->starts : NULL};
 }
 
+void run_documents_text(const struct config *c, char text[RUN_DOCUMENTS_TEXT]) {
+  snprintf(text, RUN_DOCUMENTS_TEXT, "attention %s; a target that begins one %s",
+           c->data.attention == DATA_ATTENTION_DOCUMENT ? "within each" : "across them, to the whole sample",
+           c->data.boundary == DATA_BOUNDARY_MASK ? "does not count" : "counts as any");
+}
+
 void run_set_forward(struct run *run, int64_t update) {
   const bool tail = route_in_forward_tail(&run->config.route, update, run->config.train.updates);
   model_set_forward(run->model, tail ? FORWARD_PLAIN : FORWARD_ROUTE);

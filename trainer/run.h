@@ -81,6 +81,10 @@ bool run_parameter_hash(struct run *run, struct hash *out, struct error *e);
 /* Copies a micro-batch, [tokens] each, to the device; the rest of it is the caller's to fill in. starts may be NULL. */
 struct micro_batch run_upload(struct run *run, const int32_t *inputs, const int32_t *targets, const int32_t *starts);
 
+/* What data.attention and data.boundary say, in words. */
+enum { RUN_DOCUMENTS_TEXT = 128 };
+void run_documents_text(const struct config *c, char text[RUN_DOCUMENTS_TEXT]);
+
 /* Sets what fprop contracts to what update `update` (0: before the first) does. */
 void run_set_forward(struct run *run, int64_t update);
 
