@@ -57,6 +57,10 @@ struct param {
   float init_std;     /* truncated at 3 std; 0 = all ones */
 };
 
+/* How many a configuration has, and all of them, in the order of the flat buffers. */
+int params_number(const struct model_config *c);
+void params_list(const struct model_config *c, struct param *out);
+
 int64_t model_config_param_count(const struct model_config *c);
 /* Contraction parameters per token used in FLOPs: all but the embedding table
  * (the head's counts once, tied or not). */
@@ -130,6 +134,12 @@ void model_on_phase(struct model *m, void (*begin)(void *context, enum model_pha
 typedef void model_listener(void *context, int layer, enum linear_site site, enum tensor tensor,
                             const struct matrix *values);
 void model_on_tensor(struct model *m, model_listener *listener, void *context);
+
+/* Hands over logits [rows, vocab] (FP32, device) of tokens [first, first + rows), a
+ * chunk after the other, as model_forward computes them; they stand as long as the
+ * call. NULL: nobody listens. */
+typedef void model_logits_listener(void *context, int64_t first, const struct matrix *logits);
+void model_on_logits(struct model *m, model_logits_listener *listener, void *context);
 
 /* ---- what was seen ------------------------------------------------------ */
 struct model_signals {

@@ -91,6 +91,8 @@ struct model {
   void *on_phase_context;
   model_listener *on_tensor;
   void *on_tensor_context;
+  model_logits_listener *on_logits;
+  void *on_logits_context;
 };
 
 /* One run over the blocks. */
@@ -102,8 +104,6 @@ struct pass {
 
 /* ---- params.c ------------------------------------------------------------ */
 enum block_param { P_ATTENTION_NORM, P_WQ, P_WK, P_WV, P_WO, P_FFN_NORM, P_W1, P_W3, P_W2 };
-int params_number(const struct model_config *c);
-void params_list(const struct model_config *c, struct param *out);
 int64_t param_offset(const struct model *m, int layer, enum block_param which);
 int64_t param_offset_norm(const struct model *m);
 int64_t param_offset_head(const struct model *m); /* tied: the embedding's */
