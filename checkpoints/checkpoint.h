@@ -35,6 +35,15 @@ struct tensor_slice {
 bool checkpoint_save(struct comm *c, const char *folder, int64_t update, const struct tensor_slice *slices,
                      int n_slices, const char *meta, int keep, struct error *e);
 
+/* The same by one process, tensor by tensor: memory holds the tensor that is being
+ * written.  A FOLDER that has steps already is refused. */
+struct checkpoint_writer; /* opaque */
+struct checkpoint_writer *checkpoint_create(const char *folder, int64_t update, struct error *e);
+bool checkpoint_add(struct checkpoint_writer *w, const struct tensor_slice *whole, struct error *e);
+/* Publishes; with meta NULL gives up, after an error that *e holds already or gets now.
+ * Frees w in any case; what is not published is removed. */
+bool checkpoint_finish(struct checkpoint_writer *w, const char *meta, struct error *e);
+
 struct checkpoint; /* an opened one; opaque */
 
 /* Opens PATH (a step folder).  Checks manifest, sizes, that the slices make up

@@ -57,6 +57,7 @@ void head_loss(struct model *m, const int32_t *targets, float *nll) {
     struct linear l = output_of(m, first, n);
     struct matrix logits = rows_of(&m->head.logits, 0, n);
     logits_of(m, &logits, &l, &p);
+    if (m->on_logits) m->on_logits(m->on_logits_context, first, &logits);
     m->d->k->cross_entropy(m->d, nll + first, NULL, &logits, targets + first, 0);
   }
 }

@@ -192,6 +192,11 @@ void model_on_tensor(struct model *m, model_listener *listener, void *context) {
   m->on_tensor_context = context;
 }
 
+void model_on_logits(struct model *m, model_logits_listener *listener, void *context) {
+  m->on_logits = listener;
+  m->on_logits_context = context;
+}
+
 /* Embedding, blocks and the final norm. */
 static void run_forward(struct model *m, const struct pass *p) {
   enter(m, MODEL_FORWARD);

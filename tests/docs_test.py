@@ -84,7 +84,7 @@ def test_keys():
             if re.fullmatch(r"[a-z_.]+(: [\w.-]+)?(=\S+)?", line) and line.split(".")[0] in sections and "." in line:
                 named.append(re.split("[:=]", line)[0])
             for key in named:
-                if re.search(r"\.(c|h|md|py|sh|yaml|json|jsonl|h5|tokens)$", key) or key in ("key", "section.key"):
+                if re.search(r"\.(c|h|md|py|sh|yaml|json|jsonl|h5|tokens|safetensors)$", key) or key in ("key", "section.key"):
                     continue
                 seen += 1
                 check(key in known or any(k.startswith(key + ".") for k in known), f"{page}: there is no key {key}", line)

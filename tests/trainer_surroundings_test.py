@@ -60,7 +60,7 @@ def test_another_librarys_launcher():
 
 def test_generate_is_one_process():
     place.run("generate", {"train.updates": 3})
-    out = place.command("generate", "generate", "--tokens", "3", np=2).expect(USAGE, "generate runs in one process, 2 were started")
+    out = place.command("generate", "generate", "--tokens", "3", np=2).expect(USAGE, "this command runs in one process, 2 were started")
     check(len(re.findall("error: ", out.text)) == 1, "once", out.text)
 
 

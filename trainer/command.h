@@ -36,7 +36,8 @@ void help_commands(FILE *out, bool markdown);
 extern const struct argument command_train_arguments[], command_check_arguments[], command_plan_arguments[],
     command_prepare_arguments[], command_index_arguments[], command_eval_arguments[], command_generate_arguments[], command_inspect_arguments[],
     command_bench_arguments[], command_capture_arguments[], command_compare_arguments[],
-    command_ablate_arguments[], command_tokenize_arguments[], command_help_arguments[];
+    command_ablate_arguments[], command_tokenize_arguments[], command_export_arguments[], command_import_arguments[],
+    command_score_arguments[], command_help_arguments[];
 int command_train(int argc, char **argv);
 int command_check(int argc, char **argv);
 int command_plan(int argc, char **argv);
@@ -50,6 +51,9 @@ int command_capture(int argc, char **argv);
 int command_compare(int argc, char **argv);
 int command_ablate(int argc, char **argv);
 int command_tokenize(int argc, char **argv);
+int command_export(int argc, char **argv);
+int command_import(int argc, char **argv);
+int command_score(int argc, char **argv);
 int command_help(int argc, char **argv);
 
 #endif

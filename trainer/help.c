@@ -32,6 +32,17 @@ const struct command commands[] = {
      "they are.  Needs no GPU.  `fp4d train` does it at its start where the index is absent.\n"},
     {"eval", "mean NLL of a checkpoint on the fixed validation stream", command_eval_arguments, command_eval, ""},
     {"generate", "text from a checkpoint", command_generate_arguments, command_generate, ""},
+    {"score", "log-probabilities of given continuations of given contexts, from a checkpoint", command_score_arguments, command_score,
+     "A request is a line {\"context\": [ids], \"continuation\": [ids]}, its answer a line {\"logprob\": the sum over the\n"
+     "continuation's tokens, \"greedy\": is each of them the likeliest?, \"tokens\": how many}, in the order of the requests.\n"
+     "No id is added: where a text begins with BOS, the context does, and it is never empty.  Runs in one process.\n"},
+    {"export", "a checkpoint as a Hugging Face Llama: safetensors, config.json, tokenizer files", command_export_arguments, command_export,
+     "DIR is there whole or not at all.  FP32 master weights are rounded to nearest even for bf16 and written as they\n"
+     "are for fp32.  docs/formats.md says what is written, docs/operations.md how to evaluate it.\n"},
+    {"import", "a Hugging Face Llama as a checkpoint of update 0", command_import_arguments, command_import,
+     "The checkpoint is CKPT-FOLDER/step-00000000: parameters in the type of the files (FP16 as FP32), no moments.\n"
+     "`fp4d train CONFIG --resume CKPT-FOLDER/step-00000000` begins a run with them: a new optimizer, schedule and data.\n"
+     "What no model here can be (another architecture, biases, other rotary types, ...) is refused by its key.\n"},
     {"inspect", "what is in a token stream, checkpoint, capture or metrics.jsonl, and whether it is whole", command_inspect_arguments,
      command_inspect,
      "Exit code 74 for a damaged checkpoint, 65 for a damaged stream or metrics.jsonl or for what is neither.\n"},

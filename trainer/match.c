@@ -45,6 +45,7 @@ bool match_model(const struct checkpoint *k, const char *config, struct error *e
 }
 
 bool match_precision(const struct checkpoint *k, const char *config, struct error *e) {
+  if (state_imported(k)) return true;
   static const char *const keys[] = {"train.param_dtype", "train.master", NULL};
   struct search s = {.keys = keys};
   if (!search(k, config, &s, e)) return false;
@@ -54,6 +55,7 @@ bool match_precision(const struct checkpoint *k, const char *config, struct erro
 }
 
 bool match_samples(const struct checkpoint *k, const char *config, bool allowed, bool speak, struct error *e) {
+  if (state_imported(k)) return true;
   static const char *const keys[] = {"train.seq_len", "data.seed", "data.shuffle_samples", NULL};
   struct search s = {.keys = keys};
   if (!search(k, config, &s, e)) return false;
@@ -67,6 +69,7 @@ bool match_samples(const struct checkpoint *k, const char *config, bool allowed,
 }
 
 bool match_stream(const struct checkpoint *k, const char *path, struct hash digest, bool allowed, bool speak, struct error *e) {
+  if (state_imported(k)) return true;
   json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
   struct hash saved;
   char was[HASH_TEXT], is[HASH_TEXT];
@@ -85,6 +88,7 @@ bool match_stream(const struct checkpoint *k, const char *path, struct hash dige
 }
 
 bool match_constants(const struct checkpoint *k, const struct config *c, struct error *e) {
+  if (state_imported(k)) return true;
   json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
   const bool good = constants_check(json_object_get(meta, "route_constants"), c, e) ||
                     error_context(e, "checkpoint %s", checkpoint_path(k));

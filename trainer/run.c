@@ -185,7 +185,7 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
   run->config_hash = hash_bytes(run->config_text, strlen(run->config_text));
   if (!same_configuration(run, e)) goto failed;
   if (purpose == RUN_GENERATE && run->world > 1) {
-    error_set(e, ERROR_USAGE, "generate runs in one process, %d were started", run->world);
+    error_set(e, ERROR_USAGE, "this command runs in one process, %d were started", run->world);
     goto failed;
   }
 

@@ -20,7 +20,7 @@
 enum run_purpose {
   RUN_TRAIN,    /* parameters, moments, gradients; both streams */
   RUN_EVAL,     /* parameters; the validation stream */
-  RUN_GENERATE  /* parameters; no data */
+  RUN_GENERATE  /* parameters; no data; one process */
 };
 
 struct run {

@@ -169,15 +169,26 @@ static void round_to_bf16(uint16_t *to, const float *from, int64_t n) {
   for (int64_t i = 0; i < n; i++) to[i] = bf16_encode(from[i]);
 }
 
+static void widen(float *to, const void *from, enum dtype dtype, int64_t n) {
+  for (int64_t i = 0; i < n; i++) to[i] = element(from, dtype, i);
+}
+
+/* What is stored under "param": this run's type, or of an import the files' own. */
+static enum dtype param_stored(const struct run *run, const struct checkpoint *k) {
+  for (int i = 0; state_imported(k) && i < checkpoint_tensor_count(k); i++)
+    if (strncmp(checkpoint_tensor(k, i)->name, "param/", 6) == 0) return checkpoint_tensor(k, i)->dtype;
+  return run->config.train.param_dtype;
+}
+
 /* Parameters from "param/…", or rounded from "master/…" where those are stored;
  * the master too where this run has one. */
 static bool read_weights(struct run *run, struct checkpoint *k, struct error *e) {
   const struct kernels *ops = run->device->k;
-  const enum dtype dtype = run->config.train.param_dtype;
+  const enum dtype dtype = run->config.train.param_dtype, stored = param_stored(run, k);
   float *master = model_master(run->model);
-  const bool stored_master = tensor_number(k, "master") > 0;
+  const bool stored_master = tensor_number(k, "master") > 0, imported = state_imported(k);
   if (!match_model(k, run->config_text, e)) return false;
-  if (master && !stored_master) {
+  if (master && !stored_master && !imported) {
     error_set(e, ERROR_CHECKPOINT, "checkpoint %s holds no FP32 master weights", checkpoint_path(k));
     return error_hint(e, "it was written with train.master: false; resume with the same");
   }
@@ -189,16 +200,20 @@ static bool read_weights(struct run *run, struct checkpoint *k, struct error *e)
   if (!nothing_more(run, k, stored_master ? "master" : "param", e)) return false;
 
   const size_t n = (size_t)largest_param(run);
-  float *wide = stored_master ? malloc(n * sizeof *wide) : NULL;
+  const bool through_wide = stored_master || imported;
+  float *wide = through_wide ? malloc(n * sizeof *wide) : NULL;
   char *host = malloc(n * sizeof(float));
-  bool good = host && (wide || !stored_master);
+  bool good = host && (wide || !through_wide);
   if (!good) error_set(e, ERROR_SYSTEM, "out of memory for the largest parameter");
   for (int i = 0; good && i < model_param_number(run->model); i++) {
     const struct param *p = model_param(run->model, i);
     const int64_t elements = p->rows * p->cols;
     char *to = (char *)model_params(run->model) + (size_t)p->offset * dtype_bytes(dtype);
-    if (stored_master) {
-      good = read_tensor(k, p, "master", DTYPE_F32, wide, e);
+    if (through_wide) {
+      if (stored_master)
+        good = read_tensor(k, p, "master", DTYPE_F32, wide, e);
+      else if ((good = read_tensor(k, p, "param", stored, host, e)))
+        widen(wide, host, stored, elements);
       if (good && master) ops->upload(run->device, master + p->offset, wide, (size_t)elements * sizeof(float));
       if (good && dtype == DTYPE_BF16)
         round_to_bf16((uint16_t *)(void *)host, wide, elements);
@@ -223,6 +238,12 @@ bool state_read_parameters(struct run *run, struct checkpoint *k, struct error *
 }
 
 static bool read_moments(struct run *run, struct checkpoint *k, struct error *e) {
+  if (state_imported(k)) {
+    const size_t bytes = (size_t)model_param_elements(run->model) * sizeof(float);
+    run->device->k->clear(run->device, model_adam_m(run->model), bytes);
+    run->device->k->clear(run->device, model_adam_v(run->model), bytes);
+    return run->device->k->synchronize(run->device, e);
+  }
   float *host = malloc((size_t)largest_param(run) * sizeof *host);
   if (!host) return error_set(e, ERROR_SYSTEM, "out of memory for the largest parameter");
   bool good = true;
@@ -247,6 +268,16 @@ static void log_changes(const struct run *run, const struct checkpoint *k) {
   free(saved);
 }
 
+static void say_restored(const struct run *run, const struct checkpoint *k) {
+  if (state_imported(k)) {
+    match_warn(k, run->config_text);
+    log_info("began from the imported parameters of %s: new optimizer, schedule and data", checkpoint_path(k));
+    return;
+  }
+  log_changes(run, k);
+  log_info("resumed from %s at update %" PRId64, checkpoint_path(k), run->update);
+}
+
 bool state_restore(struct run *run, enum resume_kind kind, const char *path, bool *resumed, struct error *e) {
   struct checkpoint *k;
   *resumed = false;
@@ -255,12 +286,12 @@ bool state_restore(struct run *run, enum resume_kind kind, const char *path, boo
     /* in the order, and the words, of `check` */
     good = good && comm_agree(run->comm, match_constants(k, &run->config, e) && match_model(k, run->config_text, e) &&
                                              match_precision(k, run->config_text, e) && state_read_counters(run, k, e) &&
-                                             read_weights(run, k, e) && read_moments(run, k, e), e);
+                                             read_weights(run, k, e) && read_moments(run, k, e) &&
+                                             (!state_imported(k) || run_parameter_hash(run, &run->init_hash, e)), e);
     if (good) {
       *resumed = true;
-      if (run->rank == 0) log_changes(run, k);
       model_refresh_weights(run->model);
-      if (run->rank == 0) log_info("resumed from %s at update %" PRId64, checkpoint_path(k), run->update);
+      if (run->rank == 0) say_restored(run, k);
     }
     checkpoint_close(k);
   }

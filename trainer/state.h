@@ -46,6 +46,10 @@ bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e)
 /* The configuration that a checkpoint was written under, as YAML; malloc'ed. */
 char *state_saved_config(const struct checkpoint *k, struct error *e);
 
+/* Was it made by `import`?  Then it is of no run: it has no stream, samples, constants or
+ * moments, and a start from it takes its parameters alone, whatever their type. */
+bool state_imported(const struct checkpoint *k);
+
 /* Where a run whose folder is `run_folder` keeps its checkpoints. */
 void state_folder(const char *run_folder, char *text, int size);
 

@@ -99,7 +99,15 @@ static bool counters_from_json(struct run *run, const struct checkpoint *k, cons
          detector_from_json(&run->divergence.grad_norm, json_object_get(meta, "grad_norm_window"));
 }
 
+bool state_imported(const struct checkpoint *k) {
+  json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
+  const bool imported = json_is_object(json_object_get(meta, "imported"));
+  json_decref(meta);
+  return imported;
+}
+
 bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e) {
+  if (state_imported(k)) return true; /* a run's beginning */
   json_error_t where;
   json_t *meta = json_loads(checkpoint_meta(k), 0, &where);
   if (!meta)

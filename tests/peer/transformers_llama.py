@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""`export`, `import` and `score` beside transformers on the CPU.
+
+    BUILD=build python3 tests/peer/transformers_llama.py [--long] [NAME...]
+
+Needs torch, transformers and safetensors, and of the build `fp4d` and `tests/exchange_logits_main`.
+Of each case a model with random parameters is made by transformers and saved; imported; exported
+again, whole and in shards; loaded by transformers from the export; then
+
+  bytes    tensors of the export equal those of the first model, file by file, to the bit
+  logits   ours and transformers', every position, every id: largest |difference|
+  score    `fp4d score` and log_softmax of transformers' logits: largest |difference|, greedy equal
+
+in FP32 and, as the same parameters in BF16, beside transformers' own distance from the FP32 result.
+transformers takes the angles of rotary embeddings in FP32, which leaves one of 8,191 off by up to
+2.4e-4, and its logits off by more than the limit; fp4d takes them in FP64.  So the limit in FP32,
+1e-5 + 1e-5 |logit| for every logit, holds against transformers given FP64 angles and against FP64
+throughout; the distance from transformers as it is is printed, and is at most the sum of both from
+FP64.  --long adds 8,192 positions with head_dim 128.
+"""
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+BUILD = os.path.abspath(os.environ.get("BUILD", "build"))
+PROGRAM = os.path.join(BUILD, "fp4d")
+LOGITS = os.path.join(BUILD, "tests", "exchange_logits_main")
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# name: (vocab, hidden, ffn, layers, heads, kv heads, head_dim, tied, theta, original_max_position or None, positions)
+CASES = {
+    "gqa": (131, 48, 80, 2, 4, 2, 12, False, 1e4, None, 96),
+    "gqa-tied": (258, 66, 96, 2, 6, 2, 16, True, 1e4, None, 130),
+    "gqa-llama3": (131, 64, 80, 3, 8, 2, 16, False, 5e5, 64, 256),
+    "mqa-tied-llama3": (97, 56, 72, 2, 4, 1, 32, True, 5e5, 32, 200),
+}
+LONG = {"long-128-llama3": (131, 256, 384, 2, 4, 2, 128, False, 5e5, 2048, 8192)}
+
+
+def run(*words):
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def tensors(folder):
+    found = {}
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".safetensors"):
+            found.update(load_file(os.path.join(folder, name)))
+    return found
+
+
+def same_bytes(a, b):
+    a, b = tensors(a), tensors(b)
+    assert a.keys() == b.keys(), (a.keys() ^ b.keys())
+    for name in a:
+        assert a[name].dtype == b[name].dtype and a[name].shape == b[name].shape, name
+        assert torch.equal(a[name].view(torch.uint8), b[name].view(torch.uint8)), name
+    return len(a)
+
+
+def write_run(path, yaml, dtype, positions):
+    with open(path, "w") as f:
+        f.write(open(yaml).read() + f"""
+train: {{param_dtype: {dtype}, master: false, seq_len: {positions}, local_batch: 1, global_batch: 1}}
+data: {{train: none, tokenizer: unknown}}
+route: {dtype}
+""")
+
+
+def ours(place, dtype, ids):
+    with open(os.path.join(place, "ids"), "wb") as f:
+        f.write(ids.to(torch.int32).numpy().tobytes())
+    run(LOGITS, os.path.join(place, "ckpt-" + dtype), os.path.join(place, dtype + ".yaml"), os.path.join(place, "ids"), os.path.join(place, "logits"))
+    with open(os.path.join(place, "logits"), "rb") as f:
+        return torch.frombuffer(bytearray(f.read()), dtype=torch.float32).view(len(ids), -1)
+
+
+def requests(ids, vocab):
+    """Contexts and continuations of every kind of length; the last one is the whole."""
+    g = torch.Generator().manual_seed(9)
+    found, n = [], len(ids)
+    for k in range(24):
+        first = int(torch.randint(0, n - 2, (1,), generator=g)) if k < 20 else 0
+        end = int(torch.randint(first + 2, min(n, first + 2 + (8 << (k % 6))) + 1, (1,), generator=g))
+        cut = int(torch.randint(first + 1, end, (1,), generator=g))
+        found.append((ids[first:cut].tolist(), ids[cut:end].tolist()))
+    return found + [(ids[:1].tolist(), ids[1:].tolist())]
+
+
+def score(place, dtype, asked):
+    path = os.path.join(place, "requests.jsonl")
+    with open(path, "w") as f:
+        for context, continuation in asked:
+            f.write(json.dumps({"context": context, "continuation": continuation}) + "\n")
+    text = run(PROGRAM, "score", os.path.join(place, "ckpt-" + dtype), os.path.join(place, dtype + ".yaml"), "--in", path, "--each",
+               "--set", "train.global_batch=2", "--set", "train.local_batch=2")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+class Angles(torch.nn.Module):
+    """transformers' rotary embedding with its angles, cosines and sines in FP64."""
+
+    def __init__(self, config):
+        super().__init__()
+        rope = config.rope_parameters
+        inverse = float(rope["rope_theta"]) ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
+        if rope["rope_type"] == "llama3":
+            turns = rope["original_max_position_embeddings"] * inverse / (2 * torch.pi)
+            low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+            share = ((turns - low) / (high - low)).clamp(0, 1)
+            inverse = share * inverse + (1 - share) * inverse / rope["factor"]
+        self.inverse = inverse
+
+    def forward(self, x, position_ids):
+        angles = position_ids[0].double()[:, None] * self.inverse
+        angles = torch.cat((angles, angles), -1)[None]
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def gain_before_cast(norm, x):
+    wide = x.float()
+    return (norm.weight.float() * wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.variance_epsilon)).to(x.dtype)
+
+
+@torch.no_grad()
+def logits_of(folder, config, dtype, angles=False):
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=config._attn_implementation)
+    if angles:
+        model.model.rotary_emb = Angles(config)
+    return model, lambda ids: model(ids[None]).logits[0]
+
+
+@torch.no_grad()
+def compare_scores(model, asked, answers):
+    worst = each = 0.0
+    for (context, continuation), answer in zip(asked, answers, strict=True):
+        logits = model(torch.tensor([context + continuation])).logits[0].float().double()
+        rows = logits[len(context) - 1:-1]
+        wanted = torch.tensor(continuation)
+        logprobs = torch.log_softmax(rows, -1)[torch.arange(len(wanted)), wanted]
+        worst = max(worst, abs(float(logprobs.sum()) - answer["logprob"]) / max(1.0, abs(float(logprobs.sum()))))
+        each = max(each, float((logprobs - torch.tensor(answer["logprobs"], dtype=torch.float64)).abs().max()))
+        margin = rows.topk(2).values
+        if float((margin[:, 0] - margin[:, 1]).min()) > 1e-4:  # no tie that rounding could decide
+            assert bool((rows.argmax(-1) == wanted).all()) == answer["greedy"]
+    return worst, each
+
+
+@torch.no_grad()
+def case(name, shape):
+    vocab, hidden, ffn, layers, heads, kv, dim, tied, theta, original, positions = shape
+    rope = {**LLAMA3, "original_max_position_embeddings": original, "rope_theta": theta} if original else {"rope_type": "default", "rope_theta": theta}
+    config = LlamaConfig(vocab_size=vocab, hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers, num_attention_heads=heads,
+                         num_key_value_heads=kv, head_dim=dim, tie_word_embeddings=tied, rope_parameters=rope, rms_norm_eps=1e-5,
+                         max_position_embeddings=positions, bos_token_id=1, eos_token_id=[2, 3], attn_implementation="eager" if positions < 4096 else "sdpa")
+    torch.manual_seed(len(name))
+    hot = 2.0 if positions < 4096 else 1.0  # beyond that FP32 itself is further than the limit from FP64
+    model = LlamaForCausalLM(config)
+    for key, p in model.named_parameters():  # larger than initial values, so that attention is not flat; logits of the order of 1
+        scale = hot if "q_proj" in key or "k_proj" in key else 0.25 if "embed" in key or "lm_head" in key else 1.0
+        p.copy_(1 + 0.2 * torch.randn(p.shape) if p.dim() == 1 else torch.randn(p.shape) * scale / p.shape[1] ** 0.5)
+    ids = torch.randint(0, vocab, (positions,))
+    place = tempfile.mkdtemp()
+    lines = []
+    for dtype, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        at = lambda word: os.path.join(place, word + "-" + dtype)
+        model = model.to(kind)
+        model.save_pretrained(at("hf"))
+        yaml = os.path.join(place, "model.yaml")
+        run(PROGRAM, "import", at("hf"), at("ckpt"), "--config", yaml)
+        write_run(os.path.join(place, dtype + ".yaml"), yaml, dtype, positions)
+        run(PROGRAM, "export", at("ckpt"), at("out"), "--shard-bytes", "0")
+        run(PROGRAM, "export", at("ckpt"), at("shards"), "--shard-bytes", "40000")
+        n, shards = same_bytes(at("hf"), at("out")), sum(f.endswith(".safetensors") for f in os.listdir(at("shards")))
+        same_bytes(at("hf"), at("shards"))
+        with open(os.path.join(at("hf"), "model.safetensors"), "rb") as a, open(os.path.join(at("out"), "model.safetensors"), "rb") as b:
+            whole = a.read() == b.read()
+        run(PROGRAM, "import", at("shards"), at("again"))
+        run(PROGRAM, "export", at("again"), at("out2"))
+        same_bytes(at("hf"), at("out2"))
+        theirs = AutoModelForCausalLM.from_pretrained(at("shards"), attn_implementation=config._attn_implementation)
+        assert theirs.dtype == kind and theirs.config.eos_token_id == [2, 3] and theirs.config.bos_token_id == 1
+        assert dict(theirs.config.rope_parameters) == rope, theirs.config.rope_parameters
+        logits, mine = theirs(ids[None]).logits[0].float(), ours(place, dtype, ids)
+        largest, off = float(logits.abs().max()), float((mine - logits).abs().max())
+        asked = requests(ids, vocab)
+        worst, each = compare_scores(theirs, asked, score(place, dtype, asked))
+        lines.append(f"{name} {dtype}: {n} tensors equal ({shards} shards; file {'equal' if whole else 'differs'}); logits: largest {largest:.3f}, off by {off:.3g}, "
+                     f"first and last position {float((mine - logits)[0].abs().max()):.3g} {float((mine - logits)[-1].abs().max()):.3g}; score off by {worst:.3g} of the sum, {each:.3g} a token")
+        rms = lambda x: float(x.double().square().mean().sqrt())
+        if dtype == "fp32":
+            exact = logits_of(at("out"), config, torch.float64, True)[1](ids)
+            with_angles = logits_of(at("out"), config, torch.float32, True)[1](ids)
+            beyond = lambda a, b: float(((a - b).abs() - 1e-5 * b.abs()).max())
+            apart = lambda a, b: float((a - b).abs().max())
+            lines.append(f"{name} fp32, largest distance from FP64: transformers {apart(logits, exact):.3g}, with FP64 angles {apart(with_angles, exact):.3g}, "
+                         f"fp4d {apart(mine, exact):.3g}; fp4d from transformers with FP64 angles {apart(mine, with_angles):.3g}")
+            assert beyond(mine, with_angles) <= 1e-5 and beyond(mine, exact) <= 1e-5, "\n".join(lines)
+        else:
+            exact = logits_of(at("out"), config, torch.float32)[1](ids)
+            a, b = rms(logits - exact), rms(mine - exact)
+            lines.append(f"{name} bf16, RMS distance from the same parameters in FP32: transformers {a:.4g}, fp4d {b:.4g}; between them {rms(mine - logits):.4g}")
+            gain = logits_of(at("out"), config, torch.bfloat16)
+            for module in gain[0].modules():
+                if isinstance(module, LlamaRMSNorm):
+                    module.forward = functools.partial(gain_before_cast, module)
+            other = gain[1](ids).float()
+            lines.append(f"{name} bf16, RMSNorm's gain before the cast, as fp4d: transformers changes by {rms(other - logits):.4g} RMS, {float((other - logits).abs().max()):.3g} at most; "
+                         f"from FP32 {rms(other - exact):.4g}; from fp4d {rms(mine - other):.4g}")
+            assert b <= 1.25 * a, lines[-1]
+    shutil.rmtree(place)
+    print("\n".join(lines), flush=True)
+
+
+if __name__ == "__main__":
+    names = [a for a in sys.argv[1:] if not a.startswith("-")]
+    chosen = {**CASES, **(LONG if "--long" in sys.argv else {})}
+    for name, shape in chosen.items():
+        if not names or name in names:
+            case(name, shape)
