@@ -224,6 +224,10 @@ bool prepare_document(const struct preparation *p, struct prepare_worker *w, con
   if (!apply_policy(p, w, in, &text, &bytes, lone, counts, &dropped, e)) return false;
   if (dropped) return true;
   if (!encode(p, w, in, text, bytes, e)) return false;
+  if (w->ids.n == 0) { /* a tokenizer may know text without a token */
+    counts->empty++;
+    return true;
+  }
 
   unsigned char key[PREPARE_KEY] = {0};
   key[PREPARE_AT_SOURCE] = (unsigned char)source;

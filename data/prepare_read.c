@@ -311,7 +311,9 @@ static void stop_all(struct reading *r) {
 
 bool prepare_read(struct preparation *p, struct error *e) {
   if (p->state.finished) return true;
+  const int64_t most = p->memory / 32 / BATCH_BYTES; /* a batch takes some 6 times its text */
   struct reading r = {.p = p, .n_batches = 2 * (int64_t)p->threads + 2};
+  if (r.n_batches > most) r.n_batches = most > 2 ? most : 2;
   pthread_t reader, *worker = calloc((size_t)p->threads, sizeof *worker);
   if (!worker) return error_set(e, ERROR_SYSTEM, "out of memory reading the sources");
   pthread_mutex_init(&r.mutex, NULL);
