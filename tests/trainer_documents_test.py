@@ -179,6 +179,32 @@ def test_interval_and_sources():
     check(set(last["sources"]) == set(r["sources"]) and len(last["interval_95"]) == 2, "the run's own records")
 
 
+def test_another_document_changes_nothing():
+    """Documents x0, y0, x1, y1, ... in this order; other bytes in every x: what is said of the ys stays, to the bit."""
+    p = place()
+    for version in ("as-is", "changed"):
+        os.makedirs(p.at(version))
+        for i in range(6):
+            with open(p.at("by", "many" if i < 5 else "some", f"{11 + i:02d}.txt" if i < 5 else "03.txt"), "rb") as f:
+                text = f.read(70 + 9 * i)
+            if version == "changed" and i % 2 == 0:
+                text = text[::-1]
+            with open(p.at(version, f"{'xy'[i % 2]}{i // 2}.txt"), "wb") as f:
+                f.write(text)
+        names = [f"{version}/{'xy'[i % 2]}{i // 2}.txt" for i in range(6)]
+        p.command("prepare", "tiny.yaml", "--force", "--set", f"data.sources={','.join(names)}", "--set", f"data.train={version}.tokens",
+                  "--set", "data.validation=", "--set", "data.shuffle_documents=false").expect(DONE)
+    for attention, stays in (("document", True), ("whole", False)):
+        for local_batch in (1, 2):
+            results = [evaluate(whole(), "swap.json", **{"data.validation": f"{version}.tokens", "data.attention": attention, "data.boundary": "mask",
+                                                         "train.local_batch": local_batch})[0]["sources"] for version in ("as-is", "changed")]
+            a, b = ({name: s["loss"] for name, s in r.items()} for r in results)
+            check(len(a) == 6 and list(a) == list(b), f"sources {list(a)}")
+            same_ones = [name for name in a if a[name] == b[name]]
+            expected = [name for name in a if name.startswith("y")] if stays else []
+            check(same_ones == expected, f"{attention}, local batch {local_batch}: the losses of {same_ones} stay, expected {expected}", f"{a}\n{b}")
+
+
 def test_a_slow_loader():
     """Only the time is another; the wait is said."""
     slow = place()

@@ -105,6 +105,10 @@ TEST(samples) {
     CHECK_EQ_I64(INSPECT("s.tokens", "--sample", "8197", "--seq-len", "100", "--seed", number), 0);
     snprintf(wanted, sizeof wanted, "epoch 1 (of 8192 samples), tokens %lld to %lld,", (long long)first, (long long)first + 100);
     if (!said(wanted)) FAIL("seed %d: %s", seed, wanted);
+    o.shuffle_samples = true;
+    CHECK_EQ_I64(INSPECT("s.tokens", "--sample", "5", "--seq-len", "100", "--seed", number, "--shuffle-samples"), 0);
+    snprintf(wanted, sizeof wanted, "epoch 0 (of 8192 samples), tokens %lld to", (long long)data_order_position(&o, 5) * 100);
+    if (!said(wanted)) FAIL("seed %d, shuffled: %s", seed, wanted);
   }
   stream_close(s);
   CHECK_EQ_I64(INSPECT("s.tokens", "--sample", "0", "--seq-len", "819218"), ERROR_DATA);

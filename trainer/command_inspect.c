@@ -27,6 +27,8 @@ const struct argument command_inspect_arguments[] = {
      .high = (int64_t)1 << 31, .help = "its length, as train.seq_len"},
     {.name = "--seed", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct inspection, seed), .low = 0,
      .high = INT64_MAX, .help = "the order's, as data.seed (default 1)"},
+    {.name = "--shuffle-samples", .type = ARGUMENT_FLAG, .offset = offsetof(struct inspection, shuffle_samples),
+     .help = "the order's, as data.shuffle_samples"},
     {.name = "--tokenizer", .value = "FILE", .type = ARGUMENT_TEXT, .offset = offsetof(struct inspection, tokenizer),
      .help = "of a token stream: the tokenizer that its text is shown by; without it ids are shown, unless it is bytes"},
     {0}};

@@ -5,6 +5,7 @@
 #ifndef FP4D_TRAINER_INSPECT_H
 #define FP4D_TRAINER_INSPECT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/error.h"
@@ -15,6 +16,7 @@ struct inspection {
   int64_t token;  /* a stream's text is shown from this token on, */
   int64_t sample; /* or, where this is not -1: this sample of the order, of seq_len tokens, by this seed */
   int64_t seq_len, seed;
+  bool shuffle_samples;
   const char *tokenizer; /* that shows it; NULL: bytes for a stream of bytes, ids for others */
 };
 

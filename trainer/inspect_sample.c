@@ -101,6 +101,7 @@ static bool show_documents(const struct stream *s, int64_t first, int64_t end, c
 static bool show_sample(const struct stream *s, const struct inspection *i, const struct tokenizer *t, struct error *e) {
   struct data_order o;
   if (!data_order_make(&o, s, i->seq_len, (uint64_t)i->seed, e)) return false;
+  o.shuffle_samples = i->shuffle_samples;
   const int64_t n = i->seq_len + 1, first = data_order_position(&o, i->sample) * i->seq_len, epoch = data_order_epoch_samples(&o);
   int32_t *ids = malloc((size_t)n * sizeof *ids);
   bool good = (ids && stream_read(s, first, n, ids, e)) || (!ids && error_set(e, ERROR_SYSTEM, "out of memory"));
