@@ -11,6 +11,7 @@ import resource
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 
 import hf_model as hf
@@ -258,6 +259,20 @@ def test_tokenizer_files():
     take_out(step, "bad", "--tokenizer", "absent").expect(DATA, "absent: No such file")
     take_out(step, "bad", "--tokenizer", "corpus").expect(DATA, "holds no tokenizer's file")
     check(not os.path.exists(place.at("bad")) and not os.path.exists(place.at("bad.tmp")), "nothing is left of a refused one")
+
+
+def test_byte_tokenizer():
+    """scripts/byte_tokenizer.py: ids of a tokenizer.json are those of `bytes`; an export that carries it generates when it comes back."""
+    subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "byte_tokenizer.py"), place.at("bytes")], check=True)
+    text = "".join(map(chr, range(1, 256))) + "\r\n Gr\u00fc\u00dfe  \u4e16\u754c <|end_of_text|>\n\n"
+    with open(place.at("text"), "w", encoding="utf-8", newline="") as f:
+        f.write(text)
+    ids = place.command("tokenize", "text", "--tokenizer", "bytes/tokenizer.json").expect(DONE).text
+    check(ids.split() == [str(b) for b in text.encode()], "ids", ids)
+    take_out(trained(), "speaks", "--tokenizer", "bytes").expect(DONE)
+    bring_in("speaks").expect(DONE)
+    words_of = [place.command("generate", k, "--prompt", "The ", "--tokens", "20").expect(DONE).text for k in ("speaks-ckpt", trained())]
+    check(words_of[0] == words_of[1] and words_of[0].startswith("The "), "text", str(words_of))
 
 
 def test_whole_or_not_at_all():
