@@ -27,7 +27,7 @@ static double number(const json_t *rows_, size_t i, const char *key) {
 
 TEST(refused) {
   CHECK_EQ_I64(BENCH("matmul"), ERROR_USAGE);
-  CHECK(said("nothing is named 'matmul'; there are gemm, quantize, attention, step, loader, checkpoint and collectives"));
+  CHECK(said("nothing is named 'matmul'; there are gemm, quantize, attention, step, loader, checkpoint, collectives and tokenizer"));
   CHECK_EQ_I64(BENCH(NULL), ERROR_USAGE);
   CHECK_EQ_I64(BENCH("step"), ERROR_USAGE);
   CHECK(said("bench step: CONFIG is missing"));
@@ -41,7 +41,8 @@ TEST(refused) {
   const char *const option[][3] = {{"attention", "--route", "attention-fp8"}, {"attention", "--from", "c.h5"}, {"attention", "--folder", "."},
                                    {"attention", "--megabytes", "1"}, {"gemm", "--setup", "training"}, {"gemm", "--distribution", "normal"},
                                    {"gemm", "--scale", "0"}, {"gemm", "--seed", "0"}, {"collectives", "--queries", "1"},
-                                   {"checkpoint", "--shape", "1,1,16"}, {"collectives", "--route", "bf16"}, {"gemm", "--from", "c.h5"}};
+                                   {"checkpoint", "--shape", "1,1,16"}, {"collectives", "--route", "bf16"}, {"gemm", "--from", "c.h5"},
+                                   {"loader", "--text", "x"}, {"gemm", "--tokenizer", "bytes"}};
   for (size_t i = 0; i < sizeof option / sizeof *option; i++) {
     char expected[64];
     snprintf(expected, sizeof expected, "bench %s takes no %s", option[i][0], option[i][1]);
@@ -61,6 +62,16 @@ TEST(refused) {
   CHECK(said("mpirun -np 2"));
   CHECK_EQ_I64(BENCH("step", "absent.yaml"), ERROR_CONFIG);
   CHECK_EQ_I64(BENCH("loader", "run.yaml"), ERROR_DATA); /* no stream is there yet */
+}
+
+TEST(tokenizer) {
+  CHECK_EQ_I64(BENCH("tokenizer"), ERROR_USAGE);
+  CHECK(said("bench tokenizer: --text is missing"));
+  put("text.txt", "some text, said twice: some text\xff\n");
+  CHECK_EQ_I64(BENCH("tokenizer", "--text", "text.txt", "--repeat", "1"), 0);
+  CHECK(said("text.txt with bytes, one thread: 36 bytes, 36 ids") && said("encode") && said("decode"));
+  CHECK_EQ_I64(BENCH("tokenizer", "--text", "text.txt", "--tokenizer", "absent.model"), ERROR_DATA);
+  CHECK(said("there is no tokenizer absent.model"));
 }
 
 TEST(medians) {
@@ -144,6 +155,7 @@ int main(void) {
   if (!rig_enter()) return 1;
   put("run.yaml", yaml);
   RUN(refused);
+  RUN(tokenizer);
   RUN(medians);
   RUN(gemm);
   RUN(attention);

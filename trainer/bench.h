@@ -15,7 +15,7 @@
 
 struct bench_arguments {
   const char *what, *config, *folder;
-  const char *from, *setup, *distribution;
+  const char *from, *setup, *distribution, *text, *tokenizer;
   struct argument_list sets, shapes, routes;
   int64_t repeat, threads, megabytes, seed, queries;
   double scale; /* NaN: not given; seed -1, queries 0 likewise */
@@ -61,5 +61,6 @@ bool bench_step(struct bench *b, struct error *e);
 bool bench_loader(struct bench *b, struct error *e);
 bool bench_checkpoint(struct bench *b, struct error *e);
 bool bench_collectives(struct bench *b, struct error *e);
+bool bench_tokenizer(struct bench *b, struct error *e);
 
 #endif

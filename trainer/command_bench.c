@@ -18,7 +18,7 @@ enum { REPEAT_MOST = 1000 };
 
 const struct argument command_bench_arguments[] = {
     {.name = "WHAT", .type = ARGUMENT_WORD, .offset = offsetof(struct bench_arguments, what),
-     .help = "gemm, quantize, attention, step, loader, checkpoint or collectives"},
+     .help = "gemm, quantize, attention, step, loader, checkpoint, collectives or tokenizer"},
     {.name = "CONFIG", .type = ARGUMENT_OPTIONAL_WORD, .offset = offsetof(struct bench_arguments, config),
      .help = "the run whose shapes, data or folder are measured; step and loader need it"},
     ARGUMENT_SETS(struct bench_arguments, sets),
@@ -42,6 +42,10 @@ const struct argument command_bench_arguments[] = {
      .help = "checkpoint: where to write (default run.folder, or here), made if absent; what is written there is removed again"},
     {.name = "--megabytes", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct bench_arguments, megabytes),
      .low = 1, .high = 1 << 20, .help = "checkpoint, collectives: size (default: the configuration's, or 64)"},
+    {.name = "--text", .value = "FILE", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, text),
+     .help = "tokenizer: the text"},
+    {.name = "--tokenizer", .value = "FILE", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, tokenizer),
+     .help = "tokenizer: bytes, a rank file or a tokenizer.json (default data.tokenizer, or bytes)"},
     {.name = "--threads", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct bench_arguments, threads),
      .low = 1, .high = 4096, .help = "worker threads (default run.threads, or all processors)"},
     {.name = "--repeat", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct bench_arguments, repeat),
@@ -50,7 +54,7 @@ const struct argument command_bench_arguments[] = {
      .help = "one JSON object a row"},
     {0}};
 
-enum { GEMM, ATTENTION, QUANTIZE, STEP, LOADER, CHECKPOINT, COLLECTIVES, BENCHES };
+enum { GEMM, ATTENTION, QUANTIZE, STEP, LOADER, CHECKPOINT, COLLECTIVES, TOKENIZER, BENCHES };
 
 static const struct {
   const char *name;
@@ -65,6 +69,7 @@ static const struct {
     [LOADER] = {"loader", bench_loader, false, true},
     [CHECKPOINT] = {"checkpoint", bench_checkpoint, true, false},
     [COLLECTIVES] = {"collectives", bench_collectives, true, false},
+    [TOKENIZER] = {"tokenizer", bench_tokenizer, false, false},
 };
 
 /* ---- time -------------------------------------------------------------------- */
@@ -196,6 +201,8 @@ static bool check_options(const struct bench_arguments *a, int which, struct err
       {"--queries", a->queries > 0, 1u << ATTENTION},
       {"--folder", a->folder != NULL, 1u << CHECKPOINT},
       {"--megabytes", a->megabytes > 0, 1u << CHECKPOINT | 1u << COLLECTIVES},
+      {"--text", a->text != NULL, 1u << TOKENIZER},
+      {"--tokenizer", a->tokenizer != NULL, 1u << TOKENIZER},
   };
   for (size_t i = 0; i < sizeof option / sizeof *option; i++) {
     if (!option[i].given || option[i].benches >> which & 1u) continue;
@@ -209,7 +216,7 @@ static bool choose(const struct bench_arguments *a, int *which, struct error *e)
   for (*which = 0; *which < BENCHES; ++*which)
     if (strcmp(benches[*which].name, a->what) == 0) break;
   if (*which == BENCHES) {
-    error_set(e, ERROR_USAGE, "bench: nothing is named '%.40s'; there are gemm, quantize, attention, step, loader, checkpoint and collectives",
+    error_set(e, ERROR_USAGE, "bench: nothing is named '%.40s'; there are gemm, quantize, attention, step, loader, checkpoint, collectives and tokenizer",
               a->what);
     return error_hint(e, "`fp4d help bench` shows what it takes");
   }

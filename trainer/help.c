@@ -46,7 +46,7 @@ const struct command commands[] = {
     {"inspect", "what is in a token stream, checkpoint, capture or metrics.jsonl, and whether it is whole", command_inspect_arguments,
      command_inspect,
      "Exit code 74 for a damaged checkpoint, 65 for a damaged stream or metrics.jsonl or for what is neither.\n"},
-    {"bench", "speed of a part, or error of formats, measured here: gemm, quantize, attention, step, loader, checkpoint, collectives", command_bench_arguments,
+    {"bench", "speed of a part, or error of formats, measured here: gemm, quantize, attention, step, loader, checkpoint, collectives, tokenizer", command_bench_arguments,
      command_bench,
      "  gemm         contractions of a configuration's linears (or --shape, or squares) beside the machine's measured peak\n"
      "  quantize     of captured tensors (--from): error of each route's contractions and operands, ratios of error\n"
@@ -58,7 +58,8 @@ const struct command commands[] = {
      "  step         a micro-batch and an optimizer step by phase, routes in turn, and their ratio to bf16\n"
      "  loader       samples per second from data.train\n"
      "  checkpoint   save and load, under mpirun each rank its share\n"
-     "  collectives  under mpirun: the sum of gradients beside a copy in memory\n"},
+     "  collectives  under mpirun: the sum of gradients beside a copy in memory\n"
+     "  tokenizer    --text to ids and back, one thread\n"},
     {"capture", "X, W and dY of a model's linears from a checkpoint, to HDF5", command_capture_arguments, command_capture,
      "Runs forward and backward of the batches that training would read next, under route bf16,\n"
      "where every operand exists as it is, with the checkpoint's weights, which do not change.\n"
