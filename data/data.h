@@ -20,12 +20,6 @@
 #include "data/source.h"
 #include "data/tokenizer.h"
 
-/* ---- tokenizer: bytes -------------------------------------------------- */
-/* ids[bytes] from text; returns the count. */
-int64_t tokenizer_bytes_encode(const void *text, int64_t bytes, int32_t *ids);
-/* Decodes one id into out[0..7]; returns the number of bytes (0 for specials). */
-int tokenizer_bytes_decode(int32_t id, char out[8]);
-
 /* ---- reading ----------------------------------------------------------- */
 struct stream; /* opaque */
 

@@ -509,24 +509,6 @@ TEST(many_threads_touch_first) {
   threads_destroy(t);
 }
 
-TEST(byte_tokenizer) {
-  unsigned char text[256];
-  int32_t ids[256];
-  for (int i = 0; i < 256; i++) text[i] = (unsigned char)i;
-  CHECK_EQ_I64(tokenizer_bytes_encode(text, 256, ids), 256);
-  for (int i = 0; i < 256; i++) {
-    char out[8] = {0};
-    CHECK_EQ_I64(ids[i], i);
-    CHECK_EQ_I64(tokenizer_bytes_decode(ids[i], out), 1);
-    CHECK_EQ_I64((unsigned char)out[0], i);
-  }
-  char out[8];
-  CHECK_EQ_I64(tokenizer_bytes_decode(TOKENIZER_BYTES_BOS, out), 0);
-  CHECK_EQ_I64(tokenizer_bytes_decode(TOKENIZER_BYTES_EOS, out), 0);
-  CHECK_EQ_I64(tokenizer_bytes_decode(-1, out), 0);
-  CHECK_EQ_I64(tokenizer_bytes_decode(INT32_MAX, out), 0);
-}
-
 int main(void) {
   const char *folder = getenv("TMPDIR");
   snprintf(root, sizeof root, "%s/fp4d-stream-XXXXXX", folder && strlen(folder) < 40 ? folder : P_tmpdir);
@@ -552,7 +534,6 @@ int main(void) {
   RUN(damage_in_one_block);
   RUN(cut_while_open);
   RUN(many_threads_touch_first);
-  RUN(byte_tokenizer);
   struct error e;
   if (!file_remove_tree(root, ERROR_DATA, &e)) printf("# %s\n", e.message);
   return test_report();

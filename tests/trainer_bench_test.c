@@ -42,7 +42,7 @@ TEST(refused) {
                                    {"attention", "--megabytes", "1"}, {"gemm", "--setup", "training"}, {"gemm", "--distribution", "normal"},
                                    {"gemm", "--scale", "0"}, {"gemm", "--seed", "0"}, {"collectives", "--queries", "1"},
                                    {"checkpoint", "--shape", "1,1,16"}, {"collectives", "--route", "bf16"}, {"gemm", "--from", "c.h5"},
-                                   {"loader", "--text", "x"}, {"gemm", "--tokenizer", "bytes"}};
+                                   {"collectives", "--text", "x"}, {"gemm", "--tokenizer", "bytes"}};
   for (size_t i = 0; i < sizeof option / sizeof *option; i++) {
     char expected[64];
     snprintf(expected, sizeof expected, "bench %s takes no %s", option[i][0], option[i][1]);

@@ -34,7 +34,7 @@ static void write_stream(const char *path) {
   for (int i = 0; i < 2; i++) {
     const int64_t n = (int64_t)strlen(documents[i]);
     ids[0] = TOKENIZER_BYTES_BOS;
-    tokenizer_bytes_encode(documents[i], n, ids + 1);
+    for (int64_t k = 0; k < n; k++) ids[k + 1] = (unsigned char)documents[i][k];
     ids[n + 1] = TOKENIZER_BYTES_EOS;
     CHECK(stream_writer_document(w, 0, &failure) && stream_writer_tokens(w, ids, n + 2, &failure));
   }
