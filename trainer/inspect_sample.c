@@ -38,11 +38,11 @@ static bool open_tokenizer(const struct inspection *i, const struct stream *s, s
   if (!i->tokenizer && strcmp(info->tokenizer, "bytes") != 0) return true;
   *t = tokenizer_open(i->tokenizer ? i->tokenizer : "bytes", e);
   if (!*t) return false;
-  const char *name = tokenizer_info(*t)->name;
-  if (!info->tokenizer[0] || strcmp(name, info->tokenizer) == 0) return true;
+  if (!info->tokenizer[0] || strcmp(tokenizer_info(*t)->name, info->tokenizer) == 0) return true;
+  error_set(e, ERROR_DATA, "%s was made with tokenizer %s, --tokenizer is %s", stream_path(s), info->tokenizer, tokenizer_info(*t)->name);
   tokenizer_close(*t);
   *t = NULL;
-  return error_set(e, ERROR_DATA, "%s was made with tokenizer %s, --tokenizer is %s", stream_path(s), info->tokenizer, name);
+  return false;
 }
 
 static void print_ids(const int32_t *ids, int64_t n) {
