@@ -95,6 +95,8 @@ def test_golden_pool(): golden_run("pool")
 def test_golden_mixed(): golden_run("mixed")
 def test_golden_repeated(): golden_run("repeated")
 def test_golden_staged(): golden_run("staged")
+def test_golden_masked(): golden_run("masked")
+def test_golden_unshuffled(): golden_run("unshuffled")
 
 
 # ---- the same documents in other trainers' files ----------------------------------
@@ -157,7 +159,7 @@ def test_files_llmc_u32(): other_files("llmc-u32", "repeated")
 def test_files_titan(): other_files("titan", "pool")
 def test_files_npy(): other_files("npy")
 def test_files_raw_u16(): other_files("raw-u16", "staged")
-def test_files_raw_u32(): other_files("raw-u32", "repeated")
+def test_files_raw_u32(): other_files("raw-u32", "masked")
 
 
 # ---- resumes across files, epochs and worlds ---------------------------------------
@@ -301,6 +303,34 @@ def sparse(path, tokens, ids=()):
             f.write(value.to_bytes(2, "little"))
 
 
+def test_three_hundred_shards_of_five_gigabytes():
+    """A 5 GiB shard and 299 others: totals beyond 2^31; sample 10^9 and the shard's last from the right bytes, and
+    a resume there, at once."""
+    tokens, sample, planted = 5 * 2**29, 10**9, (77, 88, 99)
+    last = (tokens - 3) // 2
+    os.makedirs(place.at("many"))
+    sparse(place.at("many", "000.bin"), tokens, [(2 * s + k, i) for s in (sample, last) for k, i in enumerate(planted)])
+    for i in range(1, 300):
+        sparse(place.at("many", f"{i:03d}.bin"), 1000 + i)
+    total = tokens + sum(1000 + i for i in range(1, 300))
+    settings = {"data.shuffle_documents": False, "train.seq_len": 2, "train.global_batch": 1, "train.updates": 2}
+    config = place.config("many", [{"path": "many", "format": "raw-u16"}], "index", **settings)
+    place.command("index", config, limit=300).expect(DONE, rf" {total} tokens in 300 documents")
+    # A corpus of one sample has it at every index.
+    token_files.write_raw(place.at("one-sample.bin"), [planted])
+    place.config("few", [{"path": "one-sample.bin", "format": "raw-u16"}], "index", **settings)
+    for at in (sample, last):
+        name, more = f"many-{at}", {"data.skip": f"0-{at - 1}"}
+        out = place.go("many", name, run__stop_after_update=1, **more).expect(
+            PREEMPTED, rf" {total} tokens, {(total - 1) // 2} samples an epoch and 1 tokens over")
+        resumed = place.go("many", name, **more).expect(DONE, r"at update 1\n")
+        # Seconds on a quiet machine are fractions of one: nothing before the sample is read.
+        check(max(out.seconds, resumed.seconds) < 30, f"sample {at} after {out.seconds:.1f} and {resumed.seconds:.1f} s")
+        place.go("few", f"few-{at}", train__updates=1, **more).expect(DONE)
+        same(place.hashes(name)[:1], place.hashes(f"few-{at}"), f"sample {at}")
+    shutil.rmtree(place.at("many"))
+
+
 def test_short_shard():
     token_files.write_raw(place.at("short.bin"), [[1] * 10])
     place.config("short", [{"path": "short.bin", "format": "raw-u16"}], "index")
@@ -391,6 +421,7 @@ def test_dropped_tokens_add_up():
         check(found, "check says what is left over", out.text)
         total, samples, seq_len, over = map(int, found.groups())
         check(total == sum(used.values()) == samples * seq_len + 1 + over and over < seq_len, "the sum", out.text)
+        place.go(name, train__updates=1).expect(DONE, rf" {total} tokens, {samples} samples an epoch and {over} tokens over")
 
 
 if __name__ == "__main__":

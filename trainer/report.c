@@ -177,8 +177,8 @@ json_t *report_start(struct run *run, bool resumed) {
     hash_text(run->init_hash, text);
     log_info("initial parameters %s", text);
     hash_text(stream_info(run->train)->digest, text);
-    log_info("training stream    %s, %" PRId64 " tokens, %" PRId64 " samples an epoch", text,
-             stream_info(run->train)->tokens, data_order_epoch_samples(&run->train_order));
+    log_info("training stream    %s, %" PRId64 " tokens, %" PRId64 " samples an epoch and %" PRId64 " tokens over", text,
+             stream_info(run->train)->tokens, data_order_epoch_samples(&run->train_order), data_order_dropped_tokens(&run->train_order));
     run_documents_text(c, documents);
     log_info("documents: %s", documents);
     model_describe(run->model, describe_line, executed);

@@ -80,10 +80,10 @@ def batches(stream, firsts, case):
     skip = set()
     for first, last in case["skip"]:
         skip |= set(range(first, last + 1))
-    index, out = 0, []
-    for _ in range(case["updates"]):
+    index, out = 0, []  # of the order
+    for update in range(case["updates"]):
         total = 0
-        for _ in range(GLOBAL_BATCH):
+        for k in range(update * GLOBAL_BATCH, (update + 1) * GLOBAL_BATCH):
             while index in skip:
                 index += 1
             epoch, x = divmod(index, n)
@@ -94,7 +94,7 @@ def batches(stream, firsts, case):
             if case["boundary"] == "mask":
                 targets = [-1 if at + 1 + j in firsts else t for j, t in enumerate(targets)]
             pack = f"<{SEQ_LEN}i"
-            total += xxh(struct.pack("<QQ", index, SEQ_LEN) + words(xxh(struct.pack(pack, *inputs))) + words(xxh(struct.pack(pack, *targets))))
+            total += xxh(struct.pack("<QQ", k, SEQ_LEN) + words(xxh(struct.pack(pack, *inputs))) + words(xxh(struct.pack(pack, *targets))))
             index += 1
         out.append(total % 2**128)
     return out
