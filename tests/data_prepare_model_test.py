@@ -227,6 +227,51 @@ def test_refused_lines():
         os.remove(os.path.join(ROOM, "bad/c.txt" + ending))
 
 
+def grams(ids):
+    words = bytes(ids[1:-1]).lower().split()
+    return [tuple(words[i:i + 13]) for i in range(len(words) - 12)]
+
+
+def test_near_duplicates_and_overlap():
+    """Texts with 2 of 200 words changed are dropped, the earlier stays; the report of 13-grams is what sets of tuples say."""
+    r = random.Random(21)
+    lexicon = [f"w{i}" for i in range(5000)]
+    fresh = [[r.choice(lexicon) for _ in range(200)] for _ in range(80)]
+    for a in fresh[40:]:  # a passage of 30 words of another text: shared 13-grams, no near-duplicate
+        at = r.randrange(170)
+        a[at:at + 30] = r.choice(fresh[:40])[at:at + 30]
+    near = []
+    for a in fresh[::4]:
+        b = list(a)
+        b[r.randrange(60)] = b[100 + r.randrange(60)] = "other"
+        near.append(b)
+    for name, texts in (("n/one.jsonl", fresh[:60]), ("n/two.jsonl", near + fresh[60:])):
+        write(name, b"".join(json.dumps({"text": " ".join(t)}).encode() + b"\n" for t in texts))
+    sources = [{"path": "n/one.jsonl", "name": "one"}, {"path": "n/two.jsonl", "name": "two"}]
+    settings = bytes_settings(sources, validation_fraction=0.3)
+    got = run({**settings, "dedup": "minhash"}, overlap_report=True)
+    with open(os.path.join(ROOM, "t.tokens.overlap.json")) as f:
+        report = json.load(f)
+    # The copies of texts 0, 4, ..., 56 come later than those; the copies of 60, 64, ... come earlier.
+    later = {60 + i for i in range(0, 20, 4)}
+    keep = [t for i, t in enumerate(fresh[:60])], [near[i] for i in range(15, 20)] + [t for i, t in enumerate(fresh[60:], 60) if i not in later]
+    for source, texts in zip(sources, keep):
+        write(source["path"], b"".join(json.dumps({"text": " ".join(t)}).encode() + b"\n" for t in texts))
+    check(got == expect_same(settings, "without the near-duplicates"), "near-duplicates: other documents were dropped")
+    os.chdir(ROOM)
+    documents = model.documents_of(settings)
+    held = [d for d in documents if model.held_out(d[2], 0.3)]
+    seen = {g for d in held for g in grams(d[1])}
+    met = {g for d in documents if d not in held for g in grams(d[1])} & seen
+    check(report["validation"] == {"documents": len(held), "grams": sum(len(grams(d[1])) for d in held), "distinct": len(seen),
+                                   "met_in_training": len(met)} and met, f"validation side: {report['validation']}")
+    for i, source in enumerate(sources):
+        mine = [grams(d[1]) for d in documents if d[0] == i and d not in held]
+        want = {"source": source["name"], "documents": len(mine), "documents_sharing": sum(any(g in seen for g in m) for m in mine),
+                "grams": sum(map(len, mine)), "grams_shared": sum(g in seen for m in mine for g in m)}
+        check(report["training"][i] == want and want["grams_shared"], f"{report['training'][i]}, expected {want}")
+
+
 def test_threads_and_memory():
     """The same bytes from 1 to 5 threads and from two budgets, of a corpus that takes many runs."""
     sources = weighted(18, (0.82, 0.18), (1, 3), documents=6000, longest=600)
