@@ -10,11 +10,13 @@ import functools
 import json
 import math
 import os
+import re
 import struct
 import sys
 
 from fp4d import BATCH, BUILD, DATA, DONE, PREEMPTED, SEQ, Place, check, main, near, same
 
+log = []  # of whole()
 PLAIN = {"route": "fp32", "train.param_dtype": "fp32"}
 
 
@@ -88,7 +90,7 @@ def test_tokens_by_source_after_a_resume():
 @functools.cache
 def whole(**settings):
     name = "whole" + "".join(str(v) for v in settings.values())
-    place().run(name, {**PLAIN, **settings})
+    log.append(place().run(name, {**PLAIN, **settings}).text)
     return name
 
 
@@ -175,6 +177,7 @@ def test_interval_and_sources():
 
     one, text = evaluate(whole(), "one.json", samples=1)
     check(one["interval_95"] is None and one["standard_error"] == "nan" and "no interval" in text, "one sequence", text)
+    check(re.search(r"validation loss \d\.\d{4} \+- \d\.\d{4} over 4 sequences: held-out \d\.\d{4}, few \d\.\d{4}", log[0]), "said by the run", log[0])
     last = place().lines(whole(), "validation")[-1]
     check(set(last["sources"]) == set(r["sources"]) and len(last["interval_95"]) == 2, "the run's own records")
 

@@ -215,7 +215,7 @@ TEST(checkpoints) {
 }
 
 #define UPDATE(n, loss, verdict)                                                                            \
-  "{\"kind\":\"update\",\"update\":" #n ",\"loss\":" loss ",\"tokens\":" #n "00,\"verdict\":\"" verdict "\"," \
+  "{\"kind\":\"update\",\"sources\":{\"web\":{\"tokens\":" #n "0},\"books\":{\"tokens\":" #n "}},\"update\":" #n ",\"loss\":" loss ",\"tokens\":" #n "00,\"verdict\":\"" verdict "\"," \
   "\"seconds\":{\"total\":0.5}}\n"
 #define START "{\"kind\":\"start\",\"update\":0,\"name\":\"demo\",\"route\":\"bf16\",\"build\":\"b\",\"topology\":\"single\",\"init_hash\":\"ab\"}\n"
 
@@ -225,7 +225,7 @@ TEST(records) {
                                4, "4.75", "halted") "{\"kind\":\"end\",\"update\":3,\"reason\":\"diverged\"}\n");
   CHECK_EQ_I64(INSPECT("metrics.jsonl"), 0);
   CHECK(said("demo, route bf16") && said("updates        4: 1 to 4, 400 tokens read, 2.0 s"));
-  CHECK(said("2 applied, 1 skipped, 1 halted"));
+  CHECK(said("2 applied, 1 skipped, 1 halted") && said("tokens read    web 40, books 4\n"));
   CHECK(said("first 5.500000 (update 1), last 4.750000 (4), lowest 4.250000 (3)"));
   CHECK(said("validations    1: first 4.500000 (update 3)") && said("1 saved") && said("end            diverged"));
 

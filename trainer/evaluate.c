@@ -132,6 +132,13 @@ void evaluate_text(const struct evaluation *v, int digits, char *text, int size)
     snprintf(text, (size_t)size, "%.*f", digits, nll_mean(&v->all));
 }
 
+void evaluate_sources_text(const struct run *run, const struct evaluation *v, int digits, char *text, int size) {
+  const struct stream_info *info = stream_info(run->validation);
+  text[0] = 0;
+  for (int s = 0, used = 0; info->n_sources > 1 && s < info->n_sources && used < size; s++)
+    used += snprintf(text + used, (size_t)(size - used), "%s%s %.*f", s ? ", " : "", info->source[s].name, digits, nll_mean(&v->source[s]));
+}
+
 void evaluate_record(const struct run *run, const struct evaluation *v, json_t *object) {
   const struct stream_info *info = stream_info(run->validation);
   json_t *interval = json_null(), *sources = json_object();

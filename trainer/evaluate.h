@@ -37,6 +37,8 @@ bool evaluate_run(struct run *run, int64_t samples, struct nll *sequence, struct
 
 /* "2.3456 +- 0.0123"; of one sequence, which has no standard error, "2.3456". */
 void evaluate_text(const struct evaluation *v, int digits, char *text, int size);
+/* "few 2.3456, many 2.3321"; "" where the stream has one source. */
+void evaluate_sources_text(const struct run *run, const struct evaluation *v, int digits, char *text, int size);
 /* loss, standard_error, interval_95 (null of one sequence), samples, targets and sources, as records have them. */
 void evaluate_record(const struct run *run, const struct evaluation *v, json_t *object);
 

@@ -22,6 +22,7 @@ struct tally {
   char name[64], route[64], build[64], topology[128], init_hash[40], reason[32];
   struct point first, last, lowest, first_validation, last_validation;
   double seconds; /* of all updates */
+  char sources[512]; /* tokens by source, of the last update */
 };
 
 static void copy_text(char *to, size_t size, const json_t *o, const char *key) {
@@ -38,6 +39,18 @@ static void add_start(struct tally *t, const json_t *o) {
   copy_text(t->init_hash, sizeof t->init_hash, o, "init_hash");
 }
 
+static void add_sources(struct tally *t, json_t *sources) {
+  const char *name;
+  json_t *one;
+  size_t used = 0;
+  t->sources[0] = 0;
+  json_object_foreach(sources, name, one) {
+    if (used >= sizeof t->sources) return;
+    used += (size_t)snprintf(t->sources + used, sizeof t->sources - used, "%s%s %" JSON_INTEGER_FORMAT, used ? ", " : "", name,
+                             json_integer_value(json_object_get(one, "tokens")));
+  }
+}
+
 static void add_update(struct tally *t, const json_t *o, int64_t update) {
   const char *verdict = json_string_value(json_object_get(o, "verdict"));
   const struct point p = {update, records_real(json_object_get(o, "loss"))};
@@ -51,6 +64,7 @@ static void add_update(struct tally *t, const json_t *o, int64_t update) {
   t->skipped += verdict && strcmp(verdict, "skipped") == 0;
   t->halted += verdict && strcmp(verdict, "halted") == 0;
   t->tokens = json_integer_value(json_object_get(o, "tokens"));
+  add_sources(t, json_object_get(o, "sources"));
   const double seconds = records_real(json_object_get(json_object_get(o, "seconds"), "total"));
   if (isfinite(seconds)) t->seconds += seconds;
 }
@@ -89,6 +103,7 @@ static void print_tally(const char *path, const struct tally *t) {
   if (t->updates) {
     inspect_line("updates", "%" PRId64 ": %" PRId64 " to %" PRId64 ", %" PRId64 " tokens read, %.1f s", t->updates,
                  t->first.update, t->last_update, t->tokens, t->seconds);
+    if (t->sources[0]) inspect_line("tokens read", "%s", t->sources);
     inspect_line("verdicts", "%" PRId64 " applied, %" PRId64 " skipped, %" PRId64 " halted", t->applied, t->skipped, t->halted);
     inspect_line("loss", "first %.6f (update %" PRId64 "), last %.6f (%" PRId64 "), lowest %.6f (%" PRId64 ")", t->first.loss,
                  t->first.update, t->last.loss, t->last.update, t->lowest.loss, t->lowest.update);

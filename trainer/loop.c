@@ -216,11 +216,12 @@ static bool validate(struct loop *l, struct error *e) {
   record_integer(o, "update", run->update);
   evaluate_record(run, &v, o);
   record_real(o, "seconds", clock_seconds() - t0);
-  char text[64];
+  char text[64], sources[512];
   evaluate_text(&v, 4, text, sizeof text);
+  evaluate_sources_text(run, &v, 4, sources, sizeof sources);
   if (run->rank == 0)
-    log_info("update %6" PRId64 "  validation loss %s over %" PRId64 " sequence%s", run->update, text, v.samples,
-             v.samples == 1 ? "" : "s");
+    log_info("update %6" PRId64 "  validation loss %s over %" PRId64 " sequence%s%s%s", run->update, text, v.samples,
+             v.samples == 1 ? "" : "s", sources[0] ? ": " : "", sources);
   return write_record(l, o, e);
 }
 
