@@ -10,6 +10,7 @@ and tokenizers (PyPI).  FOLDER keeps what was fetched.
 
   - rank file: ids equal tiktoken's inside Meta's splitting of long texts, on every text and on adversarial strings;
   - tokenizer.json of the same vocabulary (ignore_merges, as Meta's): equal to tokenizers' on the same;
+  - tokenizer.json with the pre-tokenizers of o200k, Qwen, DeepSeek, GPT-2 and others over this repository's small vocabulary: likewise;
   - speed: one thread each, processor time, the three in turn in this run.
 
 The last line is "N texts differ"; exit status 0 iff N is 0.
@@ -140,6 +141,44 @@ def grouped(texts, characters=300000):
         yield group
 
 
+def split(pattern, behavior="Isolated", invert=False, kind="Regex"):
+    return {"type": "Split", "pattern": {kind: pattern}, "behavior": behavior, "invert": invert}
+
+
+def byte_level(use_regex):
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+O200K = "|".join([rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{CONTRACTION}?",
+                  rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{CONTRACTION}?",
+                  r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+PRE_TOKENIZERS = {
+    "o200k": [split(O200K, "Removed", True), byte_level(False)],
+    "Qwen": [split(rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), byte_level(False)],
+    "DeepSeek": [split(r"\p{N}{1,3}"), split("[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+                 split(r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
+                       r"""\s*[\r\n]+|\s+(?!\S)|\s+"""), byte_level(False)],
+    "GPT-2": [byte_level(True)],
+    "digits apart": [{"type": "Digits", "individual_digits": True}, byte_level(True)],
+    "digits together, strings": [{"type": "Digits", "individual_digits": False}, split("(x", kind="String"), split("...", kind="String"), byte_level(True)]}
+
+
+def compare_pre_tokenizers(program, texts, folder):
+    differ = 0
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../golden/tokenizer.json"), encoding="utf-8") as f:
+        base = json.load(f)
+    for name, parts in PRE_TOKENIZERS.items():
+        path = f"{folder}/pre-tokenizer.json"
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump({**base, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}, f, ensure_ascii=False)
+        hugging = tokenizers.Tokenizer.from_file(path)
+        hugging.encode_special_tokens = True
+        differ += compare(f"pre-tokenizer of {name}", texts, ours(program, path, texts, folder),
+                          (hugging.encode(t, add_special_tokens=False).ids for t in texts))
+    return differ
+
+
 # ---- encoders ---------------------------------------------------------------------------------------
 
 
@@ -218,6 +257,8 @@ def main():
         differ += compare(f"{name}, rank file, tiktoken", texts, ours(a.program, files["rank file"], texts, a.folder), (meta(encoder, t) for t in texts))
         differ += compare(f"{name}, tokenizer.json, tokenizers", texts, ours(a.program, files["tokenizer.json"], texts, a.folder),
                           (e.ids for t in texts for e in hugging.encode_batch_fast([t], add_special_tokens=False)))
+    short = [t for t in strings if len(t) < 200000] + ["(x(x y(x) ... a....b 12ab34"] + [t[i:i + 20000] for texts in corpora.values() for t in texts[::7] for i in (0, 150000)]
+    differ += compare_pre_tokenizers(a.program, short, a.folder)
     print("\nMB per processor second of one thread, median (least to most) of", a.repeat)
     for package, texts in corpora.items():
         path, size, rates = f"{a.folder}/{package}.txt", sum(len(t.encode()) for t in texts), {}
