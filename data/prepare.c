@@ -108,12 +108,16 @@ static char *work_folder(const char *train_path) {
   return asprintf(&path, "%s.work", train_path) < 0 ? NULL : path;
 }
 
-bool data_prepare_begun(const char *train_path) {
-  char *folder = work_folder(train_path), *request = NULL;
-  const bool begun = folder && asprintf(&request, "%s/request", folder) > 0 && file_exists(request);
-  free(request);
-  free(folder);
-  return begun;
+static bool work_has(const char *train_path, const char *name) {
+  char *path = NULL;
+  const bool has = asprintf(&path, "%s.work/%s", train_path, name) > 0 && file_exists(path);
+  free(path);
+  return has;
+}
+
+enum data_prepare_left data_prepare_left(const char *train_path) {
+  if (work_has(train_path, PREPARE_PUBLISHING)) return PREPARE_PUBLISHING_LEFT;
+  return work_has(train_path, "request") ? PREPARE_WORK_LEFT : PREPARE_NOTHING_LEFT;
 }
 
 /* One process at a time.  Where the file system has no locks there is none. */
@@ -130,7 +134,7 @@ static bool lock_work(const struct preparation *p, int *fd, struct error *e) {
 
 /* Removes everything in the folder but the lock. */
 static bool clear_work(const struct preparation *p, struct error *e) {
-  static const char *const names[] = {"request", "runs", NULL};
+  static const char *const names[] = {"request", "runs", PREPARE_PUBLISHING, NULL};
   for (int i = 0; names[i]; i++) {
     char *path;
     if (asprintf(&path, "%s/%s", p->work, names[i]) < 0) return error_set(e, ERROR_SYSTEM, "out of memory preparing data");
@@ -150,7 +154,10 @@ static bool claim_work(const struct preparation *p, const char *description, str
   const bool there = file_exists(path);
   const bool same = there && file_read(path, (size_t)1 << 32, ERROR_DATA, &before, &bytes, &none) && strcmp(before, description) == 0;
   bool ok = true;
-  if (!same) {
+  if (!same && p->request->go_on) {
+    error_set(e, ERROR_DATA, "one of the streams exists, and %s is of other sources or settings", p->work);
+    ok = error_hint(e, "--force makes both anew");
+  } else if (!same) {
     if (there) log_info("%s is of other sources or settings: begun anew", p->work);
     ok = clear_work(p, e) && file_publish(path, description, strlen(description), ERROR_DATA, e);
   }
@@ -235,8 +242,9 @@ bool data_prepare(const struct data_prepare *r, struct data_prepared *done, stru
   p.work = ok ? work_folder(r->train_path) : NULL;
   if (ok && !p.work) ok = error_set(e, ERROR_SYSTEM, "out of memory preparing data");
   ok = ok && file_make_folder(p.work, ERROR_DATA, e) && lock_work(&p, &lock, e);
+  ok = ok && claim_work(&p, description, e);
   const bool mine = ok;
-  ok = ok && claim_work(&p, description, e) && run_passes(&p, e);
+  ok = ok && run_passes(&p, e);
   const bool finished_some = p.sort && sort_external_runs(p.sort) > 0;
   sort_external_close(p.sort);
   if (mine) forget_empty_work(&p, !ok && finished_some);

@@ -36,6 +36,7 @@ struct data_prepare {
   int64_t memory; /* bytes; 0: 1 GiB.  A record may have 1/32 of it. */
   int threads;    /* 0: as many as there are processors */
   bool quiet;     /* no progress on standard error */
+  bool go_on;     /* refuse to begin anew: there must be work of this very request */
 };
 
 enum { PREPARE_TRAIN, PREPARE_VALIDATION };
@@ -74,7 +75,9 @@ struct data_prepared {
  * error or a kill lies in TRAIN_PATH.work; the same call goes on from there. */
 bool data_prepare(const struct data_prepare *p, struct data_prepared *done, struct error *e);
 
-/* Is there work of an earlier process for this stream? */
-bool data_prepare_begun(const char *train_path);
+/* What an earlier process left: nothing, work, or work that was being published when it was
+ * ended, so that one of two streams may have its name already. */
+enum data_prepare_left { PREPARE_NOTHING_LEFT, PREPARE_WORK_LEFT, PREPARE_PUBLISHING_LEFT };
+enum data_prepare_left data_prepare_left(const char *train_path);
 
 #endif

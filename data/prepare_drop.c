@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "data/little_endian.h"
 #include "data/minhash.h"
 #include "data/prepare_parts.h"
@@ -118,5 +119,6 @@ bool prepare_drop(struct preparation *p, struct error *e) {
   if (dedup == DATA_DEDUP_NONE) return true;
   p->dropped = calloc((size_t)(p->state.ordinal / 64 + 1), sizeof *p->dropped);
   if (!p->dropped) return error_set(e, ERROR_SYSTEM, "out of memory for %" PRId64 " documents", p->state.ordinal);
+  if (!p->request->quiet) log_info("looking for duplicates among %" PRId64 " documents", p->state.ordinal);
   return drop_equal(p, e) && (dedup != DATA_DEDUP_MINHASH || drop_near(p, e));
 }

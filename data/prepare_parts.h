@@ -33,6 +33,9 @@ struct prepare_state {
   struct data_prepared_source source[DATA_SOURCES];
 };
 
+/* A file in the work folder: streams are getting their names. */
+#define PREPARE_PUBLISHING "publishing"
+
 struct preparation {
   const struct data_prepare *request;
   int64_t memory;

@@ -157,6 +157,13 @@ static void count_unused(struct writing *w) {
   }
 }
 
+/* May it stand in the stream's text? */
+static bool is_one_line(const char *path) {
+  for (; *path; path++)
+    if ((unsigned char)*path < ' ' || *path == 127) return false;
+  return true;
+}
+
 static bool write_side(struct preparation *p, int side, struct stream_writer *writer, struct overlap *overlap, struct error *e) {
   const struct data_prepare *r = p->request;
   struct writing w = {.p = p, .side = side, .groups = p->pool ? 1 : r->n_sources, .writer = writer, .overlap = overlap,
@@ -186,12 +193,13 @@ static bool write_side(struct preparation *p, int side, struct stream_writer *wr
   if (w.mixture.written == 0) {
     error_set(e, ERROR_DATA, "%s would be empty", side == PREPARE_TRAIN ? r->train_path : r->validation_path);
     const int out = mixture_exhausted(&w.mixture);
-    if (out >= 0 && !p->pool) error_hint(e, "the source %s has no document for it", r->sources[out].name);
+    if (out >= 0 && !p->pool) error_hint(e, "the source %s has no document for it: %s", r->sources[out].name,
+                                               side == PREPARE_TRAIN ? "add some" : "raise data.validation_fraction or add documents");
     return false;
   }
   count_unused(&w);
   const char *notes[DATA_SOURCES];
-  for (int i = 0; i < r->n_sources; i++) notes[i] = r->sources[i].path;
+  for (int i = 0; i < r->n_sources; i++) notes[i] = is_one_line(r->sources[i].path) ? r->sources[i].path : NULL;
   return stream_writer_finish(writer, notes, e);
 }
 
@@ -231,6 +239,14 @@ static void step(void *context, int64_t done, int64_t all) {
     log_info("merging: %.3f of %.3f GB", (double)done / 1e9, (double)all / 1e9);
 }
 
+static bool mark_publishing(const struct preparation *p, struct error *e) {
+  char *path;
+  if (asprintf(&path, "%s/" PREPARE_PUBLISHING, p->work) < 0) return error_set(e, ERROR_SYSTEM, "out of memory");
+  const bool ok = file_publish(path, "", 0, ERROR_DATA, e);
+  free(path);
+  return ok;
+}
+
 /* The streams are whole on the disk before one gets its name; validation comes first, because the
  * overlap is that of training with it. */
 bool prepare_write(struct preparation *p, struct error *e) {
@@ -251,6 +267,7 @@ bool prepare_write(struct preparation *p, struct error *e) {
     ok = w[side] && write_side(p, side, w[side], overlap, e);
   }
   if (ok && overlap) ok = publish_overlap(p, overlap, e);
+  ok = ok && mark_publishing(p, e);
   for (int side = PREPARE_VALIDATION; ok && side >= PREPARE_TRAIN; side--) {
     if (!w[side]) continue;
     p->done->documents[side] = 0;

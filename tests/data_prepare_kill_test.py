@@ -107,6 +107,7 @@ def test_killed():
 
 def test_killed_between_the_names():
     """One stream has its name and the other not: the next start finishes it, without --force."""
+    make_corpus(3, 40000)
     configure()
     clear()
     start().end(240).expect(DONE)
@@ -118,6 +119,10 @@ def test_killed_between_the_names():
     check(os.path.isdir(at("t.tokens.work")) and not os.path.exists(at("t.tokens")), "work stays, no stream is there")
     with open(at("v.tokens"), "wb") as f:
         f.write(want[1])
+    start().end(240).expect(DATA, r"v\.tokens exists and t\.tokens does not \(--force")
+    open(at("t.tokens.work", "publishing"), "w").close()  # as it is there between the two names
+    start("--set", "data.seed=8").end(240).expect(DATA, r"one of the streams exists, and .* is of other sources or settings")
+    check(open(at("v.tokens"), "rb").read() == want[1], "the stream that is there stays")
     start().end(240).expect(DONE, "all sources are read already")
     check(streams() == want, "other bytes")
 

@@ -129,7 +129,7 @@ static void print_result(const struct config *c, const struct data_prepared *don
 
 /* ---- the command ----------------------------------------------------------- */
 
-static bool prepare(const struct config *c, struct error *e) {
+static bool prepare(const struct config *c, bool go_on, struct error *e) {
   if (c->data.n_sources == 0) return error_set(e, ERROR_CONFIG, "data.sources is empty: nothing to prepare from");
   const bool validate = c->data.validation[0] != 0;
   const struct data_prepare p = {.sources = c->data.source,
@@ -150,7 +150,8 @@ static bool prepare(const struct config *c, struct error *e) {
                                  .minhash_threshold = c->data.minhash_threshold,
                                  .overlap_report = c->data.overlap_report,
                                  .memory = c->data.prepare_memory,
-                                 .threads = (int)c->run.threads};
+                                 .threads = (int)c->run.threads,
+                                 .go_on = go_on};
   static struct data_prepared done;
   const double began = clock_seconds();
   if (!data_prepare(&p, &done, e)) return false;
@@ -158,19 +159,22 @@ static bool prepare(const struct config *c, struct error *e) {
   return true;
 }
 
-/* True: there is something to make. */
-static bool wanted(const struct config *c, struct error *e) {
-  const bool validate = c->data.validation[0] != 0, begun = data_prepare_begun(c->data.train);
+/* True: there is something to make; *go_on: what was being published when it was ended. */
+static bool wanted(const struct config *c, bool *go_on, struct error *e) {
+  const bool validate = c->data.validation[0] != 0;
+  const enum data_prepare_left left = data_prepare_left(c->data.train);
   const bool train = existing(c, c->data.train, e);
   if (!train && e->code != ERROR_NONE) return false;
   const bool validation = validate && existing(c, c->data.validation, e);
   if (validate && !validation && e->code != ERROR_NONE) return false;
   if (train && (validation || !validate)) {
     printf("nothing to do; --force makes them anew\n");
-    if (begun) printf("%s.work is left of a preparation that was ended: --force goes on from it\n", c->data.train);
+    if (left != PREPARE_NOTHING_LEFT)
+      printf("%s.work is left of a preparation that was ended: --force goes on from it\n", c->data.train);
     return false;
   }
-  if ((train || validation) && !begun) { /* making both would change a stream that a run may have read */
+  *go_on = train || validation;
+  if (*go_on && left != PREPARE_PUBLISHING_LEFT) { /* making both would change a stream that a run may have read */
     error_set(e, ERROR_DATA, "%s exists and %s does not", train ? c->data.train : c->data.validation,
               train ? c->data.validation : c->data.train);
     return error_hint(e, "--force makes both anew");
@@ -184,6 +188,7 @@ int command_prepare(int argc, char **argv) {
   static struct config c;
   if (!arguments_parse(command_prepare_arguments, argc, argv, &a, &e)) return command_fail(&e);
   if (!config_load(&c, a.config, a.sets.item, a.sets.n, &e)) return command_fail(&e);
-  if (!a.force && !wanted(&c, &e)) return e.code == ERROR_NONE ? ERROR_NONE : command_fail(&e);
-  return prepare(&c, &e) ? ERROR_NONE : command_fail(&e);
+  bool go_on = false;
+  if (!a.force && !wanted(&c, &go_on, &e)) return e.code == ERROR_NONE ? ERROR_NONE : command_fail(&e);
+  return prepare(&c, go_on, &e) ? ERROR_NONE : command_fail(&e);
 }
