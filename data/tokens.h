@@ -1,4 +1,4 @@
-/* Token files that others made, read where they lie (docs/data.md): Megatron-LM
+/* Token files that others made, read where they lie (docs/formats.md): Megatron-LM
  * .bin with .idx, llm.c .bin, bare u16 or u32 (nanoGPT; OLMo, whose .npy have no
  * header; torchtitan, with offsets.npy beside), and true .npy arrays.
  *

@@ -95,10 +95,16 @@ static bool walk(struct tokens_list *list, const char *folder, enum data_format 
 
 static int by_path(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
+/* A folder that is not there matches nothing; one that cannot be read is an error. */
+static int glob_failed(const char *path, int why) {
+  (void)path;
+  return why != ENOENT && why != ENOTDIR;
+}
+
 /* What matches a pattern, as if its files were a folder's. */
 static bool match(struct tokens_list *list, const struct data_source *source, struct error *e) {
   glob_t found = {0};
-  const int why = glob(source->path, GLOB_NOSORT | GLOB_ERR, NULL, &found);
+  const int why = glob(source->path, GLOB_NOSORT, glob_failed, &found);
   bool ok = why == 0 || why == GLOB_NOMATCH || error_errno(e, ERROR_DATA, "cannot search for %s", source->path);
   if (found.gl_pathc > 0) qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, by_path);
   for (size_t i = 0; ok && i < found.gl_pathc; i++) {
