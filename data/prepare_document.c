@@ -76,11 +76,15 @@ static unsigned char *make(struct prepare_output *o, const unsigned char key[PRE
 
 /* ---- text ------------------------------------------------------------------ */
 
-static bool record_error(const struct preparation *p, const struct prepare_input *in, struct error *e, const char *what,
-                         int64_t byte) {
+static bool refuse_invalid(const struct preparation *p, const struct prepare_input *in, bool half, int64_t byte, struct error *e) {
   const char *path = p->files.file[in->file].path;
-  if (in->line > 0) return error_set(e, ERROR_DATA, "%s:%" PRId64 ": %s (byte %" PRId64 " of the line)", path, in->line, what, byte);
-  return error_set(e, ERROR_DATA, "%s: %s (byte %" PRId64 ")", path, what, byte);
+  if (half)
+    error_set(e, ERROR_DATA, "%s:%" PRId64 ": its text has an escape of half a surrogate pair", path, in->line);
+  else if (in->line > 0)
+    error_set(e, ERROR_DATA, "%s:%" PRId64 ": its text is no valid UTF-8 (byte %" PRId64 " of the text)", path, in->line, byte);
+  else
+    error_set(e, ERROR_DATA, "%s: no valid UTF-8 (byte %" PRId64 ")", path, byte);
+  return error_hint(e, "data.invalid_utf8: replace or drop goes on");
 }
 
 /* A JSON line's text, in w->text. */
@@ -106,9 +110,7 @@ static bool apply_policy(const struct preparation *p, struct prepare_worker *w, 
   if (valid == *bytes && lone == 0) return true;
   switch (p->request->invalid_utf8) {
     case DATA_UTF8_ERROR:
-      if (valid == *bytes) return record_error(p, in, e, "an escape of half a surrogate pair", 0);
-      record_error(p, in, e, in->line > 0 ? "its text is no valid UTF-8" : "no valid UTF-8", valid);
-      return error_hint(e, "data.invalid_utf8: replace or drop goes on");
+      return refuse_invalid(p, in, valid == *bytes, valid, e);
     case DATA_UTF8_DROP:
       counts->invalid_dropped++;
       *dropped = true;

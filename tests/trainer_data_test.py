@@ -390,6 +390,28 @@ def test_one_token_for_both():
     check(256 not in made.ids, "none")
 
 
+def test_invalid_text_by_policy():
+    """Bytes and escapes that are no text: refused by file and line, dropped or replaced, and counted."""
+    os.makedirs(place.at("odd"))
+    with open(place.at("odd", "a.jsonl"), "wb") as f:
+        f.write(b'{"text": "first"}\n{"text": "half \\ud800 pair"}\n{"text": "whole \\ud83d\\ude42"}\n{"text": "byte \xff here"}\n')
+    token_files.write_tokenizer_json(place.at("gpt2.json"), ["<|endoftext|>"])
+    config = place.config("odd-text", ["odd"], **{"data.tokenizer": "gpt2.json", "data.shuffle_documents": False, "data.bos": False})
+    for first, pattern in (("half", r"odd/a\.jsonl:2: .*surrogate pair \(data\.invalid_utf8"), ("byte", r"odd/a\.jsonl:3: .*UTF-8 \(byte 5 of the text\)")):
+        place.command("prepare", config, "--set", "data.invalid_utf8=error").expect(DATA, pattern)
+        with open(place.at("odd", "a.jsonl"), "rb") as f:
+            lines = f.read().splitlines(True)
+        if first == "half":
+            with open(place.at("odd", "a.jsonl"), "wb") as f:
+                f.writelines(lines[:1] + lines[2:])
+    with open(place.at("odd", "a.jsonl"), "ab") as f:
+        f.write(b'{"text": "half \\ud800 pair"}\n')
+    for policy, texts in (("drop", ["first", "whole \U0001f642"]), ("replace", ["first", "whole \U0001f642", "byte \ufffd here", "half \ufffd pair"])):
+        place.command("prepare", config, "--force", "--set", "data.invalid_utf8=" + policy).expect(DONE)
+        made = Stream(place.at("odd-text.train")).documents
+        same([bytes(d[:-1]).decode() for d in made], texts, policy)
+
+
 # ---- nothing is dropped in silence ---------------------------------------------------
 
 
