@@ -62,14 +62,21 @@ static inline bool same_operand(const struct operand *a, const struct operand *b
          memcmp(a->outer, b->outer, (size_t)operand_outer_count(a) * sizeof(float)) == 0;
 }
 
+/* What whole_quantise does for one view. */
+static inline void quantise_by(struct cpu_device *d, struct panel_rule rule, const struct matrix *m) {
+  const bool by_rows = rule.o->view == VIEW_ROW;
+  nvfp4_local_amaxes(d, by_rows ? rule.o : NULL, by_rows ? NULL : rule.o, m);
+  nvfp4_local_quantise(d, &rule, m);
+  if (rule.visit) panels_visit(d, &rule, 1, m);
+}
+
 /* A fresh operand of a source. */
 static inline struct operand quantised(struct cpu_device *d, const struct matrix *m, struct encoding e, enum view view,
                                 int64_t strip, int64_t segment, const struct draw *draw,
                                 struct quantise_counts *counts) {
   struct operand o = view == VIEW_ROW ? operand_new(e, view, m->rows, m->cols, strip, segment)
                                       : operand_new(e, view, m->cols, m->rows, strip, segment);
-  struct panel_rule rule = {.o = &o, .draw = e.rounding == ROUND_STOCHASTIC ? draw : NULL, .counts = counts};
-  nvfp4_local_quantise(d, &rule, m);
+  quantise_by(d, (struct panel_rule){.o = &o, .draw = e.rounding == ROUND_STOCHASTIC ? draw : NULL, .counts = counts}, m);
   return o;
 }
 

@@ -97,8 +97,8 @@ TEST(tiles) {
         struct operand row = operand_new(e, VIEW_ROW, rows, cols, arm, 0);
         struct operand column = operand_new(e, VIEW_COLUMN, cols, rows, 0, arm);
         struct quantise_counts counts[2] = {{0}};
-        nvfp4_local_quantise(&d, &(struct panel_rule){.o = &row, .counts = &counts[0]}, &m);
-        nvfp4_local_quantise(&d, &(struct panel_rule){.o = &column, .done = &row, .counts = &counts[1]}, &m);
+        quantise_by(&d, (struct panel_rule){.o = &row, .counts = &counts[0]}, &m);
+        quantise_by(&d, (struct panel_rule){.o = &column, .done = &row, .counts = &counts[1]}, &m);
         const struct quantise_counts want_row = check_operand(&row, &m, NULL), want_column = check_operand(&column, &m, NULL);
         check_counts(&counts[0], &want_row);
         check_counts(&counts[1], &want_column);

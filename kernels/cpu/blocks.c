@@ -88,34 +88,44 @@ void blocks_draw(uint16_t *field, const struct operand *o, const struct panel *p
 
 /* ---- codes ---------------------------------------------------------------------------- */
 
-/* A panel's counts, at most 128 a lane. */
+/* Two rows side by side are a pair. */
+enum { PAIRS = LANES / 2, SIGN = 8 };
+
+/* A panel's counts: at most 256 a pair; those that underflow in eighths, 128 a half. */
 struct lanes {
-  uint32_t saturated[LANES];
-  uint16_t underflowed[LANES];
+  uint32_t saturated[PAIRS], underflowed[PAIRS];
 };
 
-/* Words of four codes of one place. `stochastic` is a constant where this is
- * inlined: a choice by `field` would be made in every lane. */
+/* Codes of a pair of magnitudes. `stochastic` is a constant where this is inlined: a choice
+ * by `field` would be made in every lane. */
+CODES_INLINE uint32_t encode_pair(float even, float odd, uint32_t field, bool stochastic) {
+  if (stochastic) return (codes_steps(even) + (field & 0xFFFFu)) >> 16 | ((codes_steps(odd) + (field >> 16)) & 0xFFFF0000u);
+  return (codes_nearest(even) & 0xFFFFu) | codes_nearest(odd) << 16;
+}
+
+/* Words of four codes of one place; no NaN of z has a sign. */
 CODES_INLINE void encode_place(uint16_t *restrict word, const uint16_t *restrict z, const float *restrict encode,
                                const uint16_t *restrict sign, const uint16_t *restrict field, bool stochastic,
                                struct lanes *restrict lanes) {
+  float even[PAIRS], odd[PAIRS];
+  for (int r = 0; r < PAIRS; r++) even[r] = encode[2 * r], odd[r] = encode[2 * r + 1];
   for (int q = 0; q < BLOCK; q += QUAD)
-    for (int r = 0; r < LANES; r++) {
-      uint32_t saturated = 0;
-      uint16_t underflowed = 0, codes = 0;
+    for (int r = 0; r < PAIRS; r++) {
+      uint32_t saturated = 0, underflowed = 0, codes = 0;
 #pragma GCC unroll 4
       for (int i = 0; i < QUAD; i++) {
-        const uint16_t x = z[(q + i) * LANES + r], a = x & 0x7FFF;
-        const uint16_t number = (uint16_t) - (a <= BITS_INFINITE);
-        const float t = bf16_decode(a) * encode[r];
-        const uint16_t m = stochastic ? codes_stochastic(t, field[(q + i) * LANES + r]) : (uint16_t)codes_nearest(t);
-        saturated += f32_bits(t) > f32_bits(6.0f);
-        underflowed = (uint16_t)(underflowed + ((a != 0) & (m == 0)));
-        codes = (uint16_t)(codes | (m | (x >> 12 & sign[r] & number)) << 4 * i);
+        const int64_t at = (q + i) * PAIRS + r;
+        const uint32_t x = codes_pair(z, at), a = x & CODES_BOTH(0x7FFF);
+        const float t = codes_first(a) * even[r], u = codes_second(a) * odd[r];
+        const uint32_t m = encode_pair(t, u, stochastic ? codes_pair(field, at) : 0, stochastic);
+        saturated = f32_bits(t) > f32_bits(6.0f) ? saturated + 1 : saturated;
+        saturated = f32_bits(u) > f32_bits(6.0f) ? saturated + 1 : saturated;
+        underflowed += ((a + CODES_BOTH(0x7FFF)) >> 12 & ~(m + CODES_BOTH(7))) & CODES_BOTH(SIGN);
+        codes |= (m | (x >> 12 & codes_pair(sign, r))) << 4 * i;
       }
-      word[q / QUAD * LANES + r] = codes;
+      memcpy(word + q / QUAD * LANES + 2 * r, &codes, sizeof codes);
       lanes->saturated[r] += saturated;
-      lanes->underflowed[r] = (uint16_t)(lanes->underflowed[r] + underflowed);
+      lanes->underflowed[r] += underflowed;
     }
 }
 
@@ -127,7 +137,8 @@ struct encode_job {
   int64_t places;
   int merged; /* places that have one block */
   uint8_t *codes;
-  int64_t row_bytes, rows;
+  int64_t row_bytes, rows; /* of codes to be asked for: 0 where they are streamed */
+  struct ahead *ahead;
 };
 
 /* Rows of codes are far apart: those that the words will go to are asked for, a few
@@ -137,6 +148,7 @@ CODES_INLINE void encode_places(const struct encode_job *j, bool stochastic, str
   for (int64_t g = 0; g < j->places; g++) {
     const int64_t b = g / j->merged * LANES, first = g * BLOCK * LANES;
     for (int64_t r = g * ask; r < (g + 1) * ask && r < j->rows; r++) __builtin_prefetch(j->codes + r * j->row_bytes, 1);
+    ahead_ask(j->ahead);
     encode_place(j->word + first / QUAD, j->bits + first, j->encode + b, j->sign + b,
                  stochastic ? j->field + first : j->bits, stochastic, lanes);
   }
@@ -170,6 +182,11 @@ static void write_scales(const struct operand *o, const struct panel *p, int blo
   }
 }
 
+/* NaNs have code 7, whatever their signs. */
+static void clear_signs_of_nans(uint16_t *to, const uint16_t *bits, int64_t n) {
+  for (int64_t i = 0; i < n; i++) to[i] = (bits[i] & 0x7FFF) > BITS_INFINITE ? bits[i] & 0x7FFF : bits[i];
+}
+
 /* Signs' masks; counts and largest magnitude from what is known of the blocks. */
 CPU_CLONES static uint16_t examine(uint16_t *restrict sign, const struct panel_blocks *b, int64_t blocks, int64_t rows,
                                    int64_t *zero_blocks) {
@@ -177,7 +194,7 @@ CPU_CLONES static uint16_t examine(uint16_t *restrict sign, const struct panel_b
   for (int64_t g = 0; g < blocks; g++)
     for (int r = 0; r < LANES; r++) {
       const int64_t i = g * LANES + r;
-      sign[i] = b->encode[i] == 0.0f ? 0 : 8;
+      sign[i] = b->encode[i] == 0.0f ? 0 : SIGN;
       zero = (uint16_t)(zero + ((b->encode[i] == 0.0f) & (r < rows)));
       largest = b->amax[i] > largest ? b->amax[i] : largest;
     }
@@ -186,20 +203,26 @@ CPU_CLONES static uint16_t examine(uint16_t *restrict sign, const struct panel_b
 }
 
 void blocks_write(const struct operand *o, const struct panel *p, const uint16_t *bits, int block,
-                  const struct panel_blocks *b, const uint16_t *field, struct quantise_counts *counts) {
+                  const struct panel_blocks *b, const uint16_t *field, struct quantise_counts *counts,
+                  struct ahead *ahead) {
   struct lanes lanes = {{0}, {0}};
-  uint16_t word[PANEL_ELEMENTS / QUAD], sign[PANEL_BLOCKS_MOST];
+  uint16_t word[PANEL_ELEMENTS / QUAD], sign[PANEL_BLOCKS_MOST], numbers[PANEL_ELEMENTS];
   uint8_t *codes = o->codes + p->first_row * (o->cols / 2) + p->first_col / 2;
   const int64_t blocks = p->cols / block, places = p->cols / BLOCK;
+  const bool stream = panel_streams(o);
   const uint16_t amax = examine(sign, b, blocks, p->rows, &counts->zero_blocks);
+  if (amax > BITS_INFINITE) {
+    clear_signs_of_nans(numbers, bits, p->cols * LANES);
+    bits = numbers;
+  }
   const struct encode_job job = {word,         bits,  sign,        field,  b->encode, places,
-                                 block / BLOCK, codes, o->cols / 2, p->rows};
+                                 block / BLOCK, codes, o->cols / 2, stream ? 0 : p->rows, ahead};
   (field ? encode_stochastic : encode_nearest)(&job, &lanes);
-  panel_store(codes, o->cols / 2, p->rows, word, p->cols / QUAD);
+  panel_store(codes, o->cols / 2, p->rows, word, p->cols / QUAD, stream);
   write_scales(o, p, block, b->scale);
-  for (int r = 0; r < LANES; r++) {
+  for (int r = 0; r < PAIRS; r++) {
     counts->saturated += lanes.saturated[r];
-    counts->underflowed += lanes.underflowed[r];
+    counts->underflowed += (lanes.underflowed[r] >> 16) / SIGN + (lanes.underflowed[r] & 0xFFFF) / SIGN;
   }
   counts->elements += p->rows * p->cols;
   counts->blocks += p->rows * blocks;

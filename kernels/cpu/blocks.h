@@ -25,9 +25,10 @@ struct panel_blocks {
 
 /* Writes the panel's codes, E2M1 of x * encode[block], and its scale bytes.
  * Where encode is 0 all codes are 0, whatever the signs; a NaN has code 7.
- * field: NULL rounds to nearest.  Counts everything: a block that is not encoded
+ * Asks for what is ahead once every 16 columns.  field: NULL rounds to nearest.  Counts everything: a block that is not encoded
  * is a zero block. */
 void blocks_write(const struct operand *o, const struct panel *p, const uint16_t *bits, int block,
-                  const struct panel_blocks *b, const uint16_t *field, struct quantise_counts *counts);
+                  const struct panel_blocks *b, const uint16_t *field, struct quantise_counts *counts,
+                  struct ahead *ahead);
 
 #endif

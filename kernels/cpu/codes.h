@@ -6,6 +6,7 @@
 #ifndef FP4D_KERNELS_CPU_CODES_H
 #define FP4D_KERNELS_CPU_CODES_H
 
+#include "kernels/elementary.h"
 #include "kernels/formats.h"
 #include "kernels/kernels.h"
 
@@ -20,36 +21,48 @@ CODES_INLINE float codes_clamp(float t) {
   return f32_from_bits(u < six ? u : six);
 }
 
-/* Nearest even.  Added to 2^22, 2^23 and 2^24, t is rounded to steps of 1/2, 1
- * and 2: codes are 2t below 2, t + 2 below 4, t/2 + 4 above, each the smallest
- * of the three where it holds. */
+/* Nearest even: the code in the low half, anything above it.  With M, t's octave (of t
+ * below 1: 1), the last bits of t + 2^22 M are t in steps of 1/2, 1 or 2; codes are those
+ * steps and 2 more an octave, which stand in M's exponent. Some even number of steps is
+ * added that makes up for what else does. */
 CODES_INLINE uint32_t codes_nearest(float t) {
-  t = codes_clamp(t);
-  const uint32_t halves = f32_bits(t + 0x1p22f) - 0x4A800000u;
-  const uint32_t ones = f32_bits(t + 0x1p23f) - (0x4B000000u - 2u);
-  const uint32_t twos = f32_bits(t + 0x1p24f) - (0x4B800000u - 4u);
-  const uint32_t low = halves < ones ? halves : ones;
-  return low < twos ? low : twos;
+  const uint32_t u = f32_bits(codes_clamp(t)), one = 0x3F800000u, octave = (u > one ? u : one) & 0x7F800000u;
+  const float more = 0x1p22f + 0x1p-1f * (float)(0x10000 - (127 << 1));
+  return f32_bits(f32_fma(f32_from_bits(octave), more, f32_from_bits(u))) + (octave >> 22);
 }
 
 /* The value of that code: t is rounded to steps of 1/2, 1 or 2 by its octave. */
 CODES_INLINE float codes_nearest_value(float t) {
   const uint32_t u = f32_bits(codes_clamp(t)), one = 0x3F800000u;
-  const float large = f32_from_bits(((u > one ? u : one) & 0x7F800000u) + (22u << 23));
-  return (f32_from_bits(u) + large) - large;
+  const float octave = f32_from_bits((u > one ? u : one) & 0x7F800000u);
+  return f32_fma(octave, -0x1p22f, f32_fma(octave, 0x1p22f, f32_from_bits(u)));
 }
 
-/* Stochastic: t in steps of codes, 16 bits behind the point, and the field is carried
- * into the code or not.  Below 2 a step is 1/2; from 2 on the code and what goes of
- * it are bits of t.  There the first is the larger of the two, and below 2 it is at
- * most 4. */
-CODES_INLINE uint16_t codes_stochastic(float t, uint16_t field) {
+/* ---- pairs ----------------------------------------------------------------------- */
+
+/* Two elements side by side, the first in the low half of 32 bits.  A half shifted or masked
+ * is the FP32 number itself, so nothing is widened, and what is done to codes is done to
+ * two of them. */
+#define CODES_BOTH(HALF) ((uint32_t)(HALF) * 0x10001u)
+
+CODES_INLINE uint32_t codes_pair(const uint16_t *of, int64_t pair) {
+  uint32_t w;
+  memcpy(&w, of + 2 * pair, sizeof w);
+  return w;
+}
+CODES_INLINE float codes_first(uint32_t magnitudes) { return f32_from_bits(magnitudes << 16); }
+CODES_INLINE float codes_second(uint32_t magnitudes) { return f32_from_bits(magnitudes & 0xFFFF0000u); }
+
+/* Stochastic: t in steps of codes, 16 bits behind the point, to which a field is added: the
+ * code is what then stands before the point.  Below 2 a step is 1/2; from 2 on the code and
+ * what goes of it are bits of t.  There the first is the larger of the two, and below 2 it is
+ * at most 4. */
+CODES_INLINE uint32_t codes_steps(float t) {
   t = codes_clamp(t);
   const uint32_t fixed = (uint32_t)(int32_t)(t * 0x1p17f);
   int32_t floating = (int32_t)(f32_bits(t) >> 6) - (252 << 16);
   floating = floating < 4 << 16 ? 4 << 16 : floating;
-  const uint32_t steps = fixed < (uint32_t)floating ? fixed : (uint32_t)floating;
-  return (uint16_t)((steps + field) >> 16);
+  return fixed < (uint32_t)floating ? fixed : (uint32_t)floating;
 }
 
 /* One code in 16 bits; as pairs they pack two a byte. n is even. */

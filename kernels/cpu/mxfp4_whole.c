@@ -29,13 +29,13 @@ CPU_CLONES static void scales_of(uint8_t *restrict byte, float *restrict encode,
 }
 
 static void visit(const struct panel_rule *rule, const uint16_t *bits, const struct panel *p,
-                  struct quantise_counts *counts) {
+                  struct quantise_counts *counts, struct ahead *ahead) {
   struct panel_blocks b = {.amax = {0}};
   uint16_t field[PANEL_ELEMENTS];
   blocks_amax(b.amax, bits, p, BLOCK, false);
   scales_of(b.scale, b.encode, b.amax, rule->o->encoding.scale);
   if (rule->draw) blocks_draw(field, rule->o, p, rule->draw);
-  blocks_write(rule->o, p, bits, BLOCK, &b, rule->draw ? field : NULL, counts);
+  blocks_write(rule->o, p, bits, BLOCK, &b, rule->draw ? field : NULL, counts, ahead);
 }
 
 void mxfp4_draw_rows(const struct operand *row, const struct mxfp4_piece *p, const struct draw *draw,
@@ -43,10 +43,15 @@ void mxfp4_draw_rows(const struct operand *row, const struct mxfp4_piece *p, con
   const struct matrix strip = {.data = (void *)(uintptr_t)p->bits, .dtype = DTYPE_BF16, .rows = p->rows, .cols = p->stride};
   for (int64_t col = 0; col < p->cols; col += PANEL_COLS) {
     const int64_t cols = p->cols - col < PANEL_COLS ? p->cols - col : PANEL_COLS;
+    const int64_t left = p->cols - col - cols;
+    struct ahead ahead =
+        ahead_of(p->bits + col + cols, p->stride, p->rows, left < PANEL_COLS ? left : PANEL_COLS, AHEAD_PANEL);
     uint16_t bits[PANEL_ELEMENTS];
     panels_load(bits, &strip, VIEW_ROW, HADAMARD_NONE, &(struct panel){0, p->rows, col, cols});
-    visit(&(struct panel_rule){.o = row, .draw = draw}, bits, &(struct panel){p->first_row, p->rows, p->first_col + col, cols}, counts);
+    visit(&(struct panel_rule){.o = row, .draw = draw}, bits, &(struct panel){p->first_row, p->rows, p->first_col + col, cols}, counts,
+          &ahead);
   }
+  panel_finish();
 }
 
 void mxfp4_whole_quantise(struct cpu_device *d, struct panel_rule *rule, const struct matrix *source) {

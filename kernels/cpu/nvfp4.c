@@ -37,10 +37,9 @@ CPU_CLONES static void scales_of(uint8_t *restrict scale, float *restrict encode
                                  const struct nvfp4_factor *f) {
   const float m = f->encode * (1.0f / 6.0f), decode = f->decode;
   for (int i = 0; i < BLOCKS; i++) {
-    const float t = bf16_decode(amax[i]) * m;
-    const uint32_t sc = nvfp4_scale_code(t < FLT_MAX ? t : FLT_MAX);
-    scale[i] = (uint8_t)sc;
-    encode[i] = nvfp4_encode_factor(sc, decode);
+    const struct nvfp4_scale sc = nvfp4_scale_of(bf16_decode(amax[i]) * m);
+    scale[i] = (uint8_t)sc.code;
+    encode[i] = nvfp4_encode_factor(sc.value, decode);
   }
 }
 
@@ -50,7 +49,7 @@ static void scales_as(struct panel_blocks *b, const struct operand *done, const 
     for (int64_t r = 0; r < p->rows; r += BLOCK) {
       const int64_t at = operand_scale_offset(p->first_col + c, (p->first_row + r) / BLOCK, done->cols / BLOCK);
       const uint8_t scale = done->scales[at];
-      const float encode = nvfp4_encode_factor(scale, decode);
+      const float encode = nvfp4_encode_factor(e4m3_decode(scale), decode);
       for (int64_t i = c / BLOCK * PANEL_ROWS + r, end = i + BLOCK; i < end; i++) {
         b->scale[i] = scale;
         b->encode[i] = encode;
@@ -59,7 +58,7 @@ static void scales_as(struct panel_blocks *b, const struct operand *done, const 
 }
 
 static void visit(const struct panel_rule *rule, const uint16_t *bits, const struct panel *p,
-                  struct quantise_counts *counts) {
+                  struct quantise_counts *counts, struct ahead *ahead) {
   const struct encoding *e = &rule->o->encoding;
   struct panel_blocks b = {.amax = {0}};
   uint16_t field[PANEL_ELEMENTS];
@@ -72,7 +71,7 @@ static void visit(const struct panel_rule *rule, const uint16_t *bits, const str
   else
     scales_of(b.scale, b.encode, b.amax, &rule->factor);
   if (rule->draw) blocks_draw(field, rule->o, p, rule->draw);
-  blocks_write(rule->o, p, bits, BLOCK, &b, rule->draw ? field : NULL, counts);
+  blocks_write(rule->o, p, bits, BLOCK, &b, rule->draw ? field : NULL, counts, ahead);
 }
 
 void nvfp4_quantise(struct cpu_device *d, struct panel_rule *rule, const struct matrix *source) {

@@ -13,25 +13,26 @@
 
 struct nvfp4_factor nvfp4_factor_of(uint16_t amax, float reach);
 
-/* E4M3 of 0 <= t <= FLT_MAX, as e4m3_encode. */
-CODES_INLINE uint32_t nvfp4_scale_code(float t) {
-  const uint32_t a = f32_bits(t);
-  const uint32_t small = f32_bits(t + 16384.0f) - 0x46800000u; /* below 2^-6 the last place is 2^-9 */
-  const uint32_t large = ((a + 0x7FFFFu + (a >> 20 & 1u)) >> 20) - (120u << 3);
-  const uint32_t code = a < 0x3C800000u ? small : large;
-  return code < 0x7Eu ? code : 0x7Eu;
-}
+/* A block's scale: E4M3's code of 0 <= t (infinity: 448), as e4m3_encode, and its value. */
+struct nvfp4_scale {
+  uint32_t code;
+  float value;
+};
 
-/* As e4m3_decode, of 0..0x7E. */
-CODES_INLINE float nvfp4_scale_value(uint32_t code) {
-  const float small = (float)(int32_t)code * 0x1p-9f;
-  return code < 8u ? small : f32_from_bits((code << 20) + (120u << 23));
+/* Without a choice, of which the compiler makes two ways.  t + 2^20 times t's octave (of t below
+ * 2^-6: 2^-6) has t in steps of eighths of it as its last bits; codes are those steps and 8
+ * more an octave. */
+CODES_INLINE struct nvfp4_scale nvfp4_scale_of(float t) {
+  const uint32_t a = f32_bits(t), most = 0x43E00000u, least = 0x3C800000u;
+  const uint32_t u = a < most ? a : most, large = ((u > least ? u : least) & 0x7F800000u) + (20u << 23);
+  const float sum = f32_from_bits(u) + f32_from_bits(large);
+  return (struct nvfp4_scale){f32_bits(sum) - large + (large >> 20) - (141u << 3), sum - f32_from_bits(large)};
 }
 
 /* e, or 0 where the scale is. */
-CODES_INLINE float nvfp4_encode_factor(uint32_t code, float decode) {
-  const float e = 1.0f / (nvfp4_scale_value(code) * decode), most = e < FLT_MAX ? e : FLT_MAX;
-  return code == 0 ? 0.0f : most;
+CODES_INLINE float nvfp4_encode_factor(float value, float decode) {
+  const uint32_t e = f32_bits(1.0f / (value * decode)), most = f32_bits(FLT_MAX);
+  return f32_from_bits((e < most ? e : most) & (0u - (f32_bits(value) != 0)));
 }
 
 /* Four or six (nvfp4_four_or_six.c): scales and encode factors of a panel's blocks. */

@@ -5,7 +5,7 @@
  * quantised as it would be alone; at far edges they are partial.  Three passes:
  * the amax of every chunk; the outer factors; the codes, where each block's
  * scale is folded as soon as its codes are chosen.  From the first pass to the
- * third a chunk's amax stands in its own first two bytes of codes.
+ * third a chunk's amax stands in two bytes of its own codes.
  *
  * Multiplying a chunk by a power of two changes nothing in LC-P2 but its
  * exponent.  So the smallest chunks, in which E2M1's factor would be no FP32, are
@@ -59,8 +59,9 @@ static bool chunk_at(const struct job *j, int64_t index, struct panel *chunk) {
   return chunk->rows > 0 && chunk->cols > 0;
 }
 
+/* In its last row, which is written last. */
 static uint8_t *kept_at(const struct operand *o, const struct panel *chunk) {
-  return o->codes + chunk->first_row * (o->cols / 2) + chunk->first_col / 2;
+  return o->codes + (chunk->first_row + chunk->rows - 1) * (o->cols / 2) + chunk->first_col / 2;
 }
 
 static uint16_t kept_amax(const struct operand *o, const struct panel *chunk) {
@@ -131,60 +132,72 @@ CPU_CLONES static void make_scales(uint8_t *restrict scale, float *restrict enco
   const float unit = chunk->unit[0], multiplier = chunk->multiplier, decode = chunk->decode;
   for (int i = 0; i < PANEL_BLOCKS_MOST; i++) {
     const uint16_t a = amax[i] < BITS_INFINITE ? amax[i] : BITS_INFINITE - 1;
-    const uint32_t code = nvfp4_scale_code(bf16_decode(a) * unit * multiplier);
-    const uint32_t folded = nvfp4_scale_code(nvfp4_scale_value(code) * fold);
-    const float e = nvfp4_encode_factor(code, decode) * unit;
+    const float value = nvfp4_scale_of(bf16_decode(a) * unit * multiplier).value;
+    const uint32_t folded = nvfp4_scale_of(value * fold).code;
+    const float e = nvfp4_encode_factor(value, decode) * unit;
     scale[i] = (uint8_t)folded;
-    encode[i] = folded == 0 ? 0.0f : e;
+    encode[i] = f32_from_bits(f32_bits(e) & (0u - (folded != 0)));
   }
 }
 
-/* A BF16 value times 2^LIFT, exactly. */
-static void lift(uint16_t *bits, int64_t n) {
-  for (int64_t i = 0; i < n; i++) bits[i] = bf16_encode(bf16_decode(bits[i]) * nvfp4_power(LIFT));
+/* BF16 values times 2^LIFT, exactly. */
+static void lift(uint16_t *to, const uint16_t *bits, int64_t n) {
+  for (int64_t i = 0; i < n; i++) to[i] = bf16_encode(bf16_decode(bits[i]) * nvfp4_power(LIFT));
+}
+
+/* What a chunk's panels are encoded with. */
+struct chunk {
+  struct nvfp4_local_chunk factors;
+  float fold;
+  uint16_t amax;
+  bool lifted;
+};
+
+static struct chunk chunk_of(enum scale_rule rule, uint16_t amax, float outer) {
+  struct chunk c = {.amax = amax, .lifted = rule == SCALE_LOCAL_POW2 && amax > 0 && amax < BITS_SMALL};
+  uint16_t own = amax;
+  if (c.lifted) lift(&own, &own, 1);
+  if (amax > 0) {
+    c.factors = nvfp4_local_chunk_of(rule, own);
+    c.fold = nvfp4_local_fold(rule, amax, outer);
+  }
+  return c;
+}
+
+static void encode_panel(const struct operand *o, const struct draw *draw, const struct chunk *c, const uint16_t *bits,
+                         const struct panel *p, struct quantise_counts *counts, struct ahead *ahead) {
+  struct panel_blocks b = {.amax = {0}};
+  uint16_t field[PANEL_ELEMENTS], lifted[PANEL_ELEMENTS];
+  struct quantise_counts own = {0};
+  if (c->lifted) {
+    lift(lifted, bits, p->cols * PANEL_ROWS);
+    bits = lifted;
+  }
+  blocks_amax(b.amax, bits, p, BLOCK, o->encoding.block == BLOCK_2D16);
+  make_scales(b.scale, b.encode, b.amax, &c->factors, c->fold);
+  if (draw) blocks_draw(field, o, p, draw);
+  blocks_write(o, p, bits, BLOCK, &b, draw ? field : NULL, c->lifted ? &own : counts, ahead);
+  if (!c->lifted) return;
+  own.amax = bf16_decode(c->amax);
+  cpu_counts_add(counts, &own);
 }
 
 static void encode_chunk(void *context, int64_t index, int worker) {
   (void)worker;
   const struct job *j = context;
-  const struct operand *o = j->o;
-  const enum scale_rule rule = o->encoding.scale;
   struct panel at;
   index = in_order(j, index);
   if (!chunk_at(j, index, &at)) return;
-  const uint16_t amax = kept_amax(o, &at);
-  const bool lifted = rule == SCALE_LOCAL_POW2 && amax > 0 && amax < BITS_SMALL;
-  uint16_t chunk_amax = amax;
-  if (lifted) lift(&chunk_amax, 1);
-  struct nvfp4_local_chunk chunk = {{0}, 0, 0};
-  float fold = 0;
-  if (amax > 0) {
-    chunk = nvfp4_local_chunk_of(rule, chunk_amax);
-    fold = nvfp4_local_fold(rule, amax, o->outer[index / j->chunks]);
-  }
+  const struct chunk c = chunk_of(j->o->encoding.scale, kept_amax(j->o, &at), j->o->outer[index / j->chunks]);
   struct quantise_counts counts = {0};
-  struct panel_blocks b = {.amax = {0}};
-  uint16_t chunk_bits[CHUNK * CHUNK], field[PANEL_ELEMENTS];
-  load_chunk(chunk_bits, j, &at);
+  uint16_t bits[CHUNK * CHUNK];
+  load_chunk(bits, j, &at);
   for (int64_t r = 0; r < at.rows; r += PANEL_ROWS) {
     const struct panel p = {at.first_row + r, smallest(PANEL_ROWS, at.rows - r), at.first_col, at.cols};
-    uint16_t *bits = chunk_bits + r * PANEL_COLS;
-    if (lifted) lift(bits, at.cols * PANEL_ROWS);
-    blocks_amax(b.amax, bits, &p, BLOCK, o->encoding.block == BLOCK_2D16);
-    make_scales(b.scale, b.encode, b.amax, &chunk, fold);
-    if (j->draw) blocks_draw(field, o, &p, j->draw);
-    blocks_write(o, &p, bits, BLOCK, &b, j->draw ? field : NULL, &counts);
+    encode_panel(j->o, j->draw, &c, bits + r * PANEL_COLS, &p, &counts, NULL);
   }
-  if (lifted) counts.amax = bf16_decode(amax);
   if (j->counts) cpu_counts_add(j->counts, &counts);
-}
-
-/* All passes of one outer factor of a row view. */
-static void quantise_strip(void *context, int64_t index, int worker) {
-  const struct job *j = context;
-  for (int64_t k = index * j->chunks; k < (index + 1) * j->chunks; k++) find_amax(context, k, worker);
-  find_outer(context, index, worker);
-  for (int64_t k = index * j->chunks; k < (index + 1) * j->chunks; k++) encode_chunk(context, k, worker);
+  panel_finish();
 }
 
 /* ---- the operation --------------------------------------------------------------------------- */
@@ -200,6 +213,94 @@ static void check(const struct job *j) {
   CPU_REQUIRE(!j->draw || o->view == VIEW_ROW, "draws belong to rows");
 }
 
+static struct job job_of(const struct operand *o, const struct matrix *source) {
+  struct job j = {.o = o, .source = source};
+  j.strip = or_all(o->strip, o->rows);
+  j.segment = or_all(o->segment, o->cols);
+  j.segments = ceil_div(o->cols, j.segment);
+  j.chunks_across = ceil_div(j.segment, CHUNK);
+  j.chunks = ceil_div(j.strip, CHUNK) * j.chunks_across;
+  j.outers = ceil_div(o->rows, j.strip) * j.segments;
+  return j;
+}
+
+/* ---- by tiles of the source ----------------------------------------------------------------- */
+
+/* Where strips and segments are of whole chunks, chunks are the tiles in which the source is
+ * walked over, for both views at once. */
+static bool by_tiles(const struct operand *o) {
+  return (o->strip % CHUNK == 0 || o->strip >= o->rows) && (o->segment % CHUNK == 0 || o->segment >= o->cols);
+}
+
+static struct panel chunk_around(const struct operand *o, int64_t row, int64_t col) {
+  const int64_t first_row = row / CHUNK * CHUNK, first_col = col / CHUNK * CHUNK;
+  return (struct panel){first_row, smallest(CHUNK, o->rows - first_row), first_col, smallest(CHUNK, o->cols - first_col)};
+}
+
+static void visit(const struct panel_rule *rule, const uint16_t *bits, const struct panel *p,
+                  struct quantise_counts *counts, struct ahead *ahead) {
+  const struct operand *o = rule->o;
+  const struct panel at = chunk_around(o, p->first_row, p->first_col);
+  const int64_t strip = or_all(o->strip, o->rows), segment = or_all(o->segment, o->cols);
+  const int64_t outer = p->first_row / strip * ceil_div(o->cols, segment) + p->first_col / segment;
+  const struct chunk c = chunk_of(o->encoding.scale, kept_amax(o, &at), o->outer[outer]);
+  encode_panel(o, rule->draw, &c, bits, p, counts, ahead);
+}
+
+struct bands {
+  const struct operand *o[2]; /* or NULL */
+  const struct matrix *source;
+};
+
+enum { TILES = 8 };
+
+/* The amaxes of one view's chunks in [CHUNK rows][TILES chunks] of the source. */
+static void keep_amaxes(const struct operand *o, const uint16_t *amax, const struct panel *s) {
+  for (int64_t c = 0; c < s->cols; c += CHUNK) {
+    const bool by_rows = o->view == VIEW_ROW;
+    const struct panel at = chunk_around(o, by_rows ? s->first_row : s->first_col + c, by_rows ? s->first_col + c : s->first_row);
+    memcpy(kept_at(o, &at), &amax[c / CHUNK], sizeof *amax);
+  }
+}
+
+/* Strips of rows are read as they lie in memory, then again from the cache. */
+static void band_task(void *context, int64_t index, int worker) {
+  (void)worker;
+  const struct bands *b = context;
+  const int64_t stride = b->source->cols, across = ceil_div(stride, TILES * CHUNK);
+  const int64_t first_row = index / across * CHUNK, first_col = index % across * TILES * CHUNK;
+  const struct panel s = {first_row, smallest(CHUNK, b->source->rows - first_row), first_col, smallest(TILES * CHUNK, stride - first_col)};
+  const uint16_t *z = (const uint16_t *)b->source->data + first_row * stride + first_col;
+  uint16_t plain[TILES] = {0}, turned[TILES] = {0};
+  const enum hadamard h = b->o[VIEW_COLUMN] ? b->o[VIEW_COLUMN]->encoding.hadamard : HADAMARD_NONE;
+  for (int64_t r = 0; r < s.rows; r += PANEL_ROWS, z += PANEL_ROWS * stride) {
+    const int64_t rows = smallest(PANEL_ROWS, s.rows - r);
+    amax_of_tiles(plain, z, stride, rows, s.cols);
+    for (int64_t c = 0; h != HADAMARD_NONE && c < s.cols; c += CHUNK) {
+      const uint16_t a = amax_of_source(z + c, stride, rows, smallest(CHUNK, s.cols - c), h);
+      turned[c / CHUNK] = a > turned[c / CHUNK] ? a : turned[c / CHUNK];
+    }
+  }
+  if (b->o[VIEW_ROW]) keep_amaxes(b->o[VIEW_ROW], plain, &s);
+  if (b->o[VIEW_COLUMN]) keep_amaxes(b->o[VIEW_COLUMN], h == HADAMARD_NONE ? plain : turned, &s);
+}
+
+void nvfp4_local_amaxes(struct cpu_device *d, const struct operand *row, const struct operand *column,
+                        const struct matrix *source) {
+  struct bands b = {.source = source};
+  for (int v = 0; v < 2; v++) {
+    const struct operand *o = v == VIEW_ROW ? row : column;
+    if (!o || !by_tiles(o)) continue;
+    struct job j = job_of(o, source);
+    if (v == VIEW_ROW && o->encoding.hadamard != HADAMARD_NONE) /* its transform needs panels */
+      threads_run(d->threads, j.outers * j.chunks, find_amax, &j);
+    else
+      b.o[v] = o;
+  }
+  if (b.o[VIEW_ROW] || b.o[VIEW_COLUMN])
+    threads_run(d->threads, ceil_div(source->rows, CHUNK) * ceil_div(source->cols, TILES * CHUNK), band_task, &b);
+}
+
 /* Tiles, chunks and strips of both views are the same elements, so their numbers are. */
 void nvfp4_local_quantise(struct cpu_device *d, struct panel_rule *rule, const struct matrix *source) {
   const struct operand *o = rule->o, *done = rule->done;
@@ -207,19 +308,16 @@ void nvfp4_local_quantise(struct cpu_device *d, struct panel_rule *rule, const s
   CPU_REQUIRE(!done || (or_all(o->strip, o->rows) == or_all(done->segment, done->cols) &&
                         or_all(o->segment, o->cols) == or_all(done->strip, done->rows)),
               "the strips of one view of a weight are not the segments of the other");
-  struct job j = {.o = o, .source = source, .draw = rule->draw, .counts = rule->counts};
-  j.strip = or_all(o->strip, o->rows);
-  j.segment = or_all(o->segment, o->cols);
-  j.segments = ceil_div(o->cols, j.segment);
-  j.chunks_across = ceil_div(j.segment, CHUNK);
-  j.chunks = ceil_div(j.strip, CHUNK) * j.chunks_across;
+  struct job j = job_of(o, source);
+  j.draw = rule->draw;
+  j.counts = rule->counts;
   check(&j);
-  const int64_t outers = j.outers = ceil_div(o->rows, j.strip) * j.segments;
-  if (o->view == VIEW_ROW && outers >= 4 * threads_count(d->threads)) { /* then a strip is read from memory once */
-    threads_run(d->threads, outers, quantise_strip, &j);
+  if (!by_tiles(o)) threads_run(d->threads, j.outers * j.chunks, find_amax, &j);
+  threads_run(d->threads, j.outers, find_outer, &j);
+  if (!by_tiles(o)) {
+    threads_run(d->threads, j.outers * j.chunks, encode_chunk, &j);
     return;
   }
-  threads_run(d->threads, outers * j.chunks, find_amax, &j);
-  threads_run(d->threads, outers, find_outer, &j);
-  threads_run(d->threads, outers * j.chunks, encode_chunk, &j);
+  rule->visit = visit;
+  rule->in_order = true;
 }

@@ -1,5 +1,8 @@
-/* hadamard_transform (kernels/hadamard.h) of 16 rows side by side: element i of
- * all of them is one vector, so a butterfly is one addition and one subtraction.
+/* hadamard_transform (kernels/hadamard.h) of rows side by side: element i of 16 of them is
+ * one vector, so a butterfly is one addition and one subtraction.
+ *
+ * Of 32 rows of BF16 the even ones are one vector, the odd ones another: halves of 32 bits,
+ * of which a shift or a mask makes numbers, and which are put together again likewise.
  */
 #ifndef FP4D_KERNELS_CPU_TRANSFORM_H
 #define FP4D_KERNELS_CPU_TRANSFORM_H
@@ -12,9 +15,8 @@
 
 #define TRANSFORM_INLINE static inline __attribute__((always_inline))
 
-enum { TRANSFORM_LANES = 16, TRANSFORM_WIDEST = 32 };
+enum { TRANSFORM_LANES = 16, TRANSFORM_ROWS = 2 * TRANSFORM_LANES, TRANSFORM_WIDEST = 32 };
 
-typedef uint16_t half_lanes __attribute__((vector_size(2 * TRANSFORM_LANES)));
 typedef uint32_t bit_lanes __attribute__((vector_size(4 * TRANSFORM_LANES)));
 typedef int32_t int_lanes __attribute__((vector_size(4 * TRANSFORM_LANES)));
 typedef float lanes __attribute__((vector_size(4 * TRANSFORM_LANES)));
@@ -24,19 +26,14 @@ typedef float lanes __attribute__((vector_size(4 * TRANSFORM_LANES)));
  * makes one for each element. */
 #define ABOVE(FIRST, SECOND) ((bit_lanes)((int_lanes)((SECOND) - (FIRST)) >> 31))
 
-TRANSFORM_INLINE void decode_lanes(lanes *to, const uint16_t *from, uint16_t flip) {
-  half_lanes half;
-  memcpy(&half, from, sizeof half);
-  *to = (lanes)(__builtin_convertvector(half ^ flip, bit_lanes) << 16);
-}
-
-/* As bf16_encode, but all NaNs are one: which of several an addition keeps
- * differs between machines. */
-TRANSFORM_INLINE void encode_lanes(uint16_t *to, const lanes *from) {
-  const bit_lanes u = (bit_lanes)*from, nan = ABOVE(u & 0x7FFFFFFFu, 0x7F800000u);
-  const bit_lanes rounded = (u + 0x7FFFu + (u >> 16 & 1u)) >> 16;
-  const half_lanes half = __builtin_convertvector((rounded & ~nan) | (0x7FC0u & nan), half_lanes);
-  memcpy(to, &half, sizeof half);
+/* BF16 in the high halves: as bf16_encode, but all NaNs are one, where there may be some: which of
+ * several an addition keeps differs between machines.  The low halves are anything. */
+TRANSFORM_INLINE void encode_lanes(bit_lanes *to, const lanes *x, bool nans) {
+  const bit_lanes u = (bit_lanes)*x, rounded = u + 0x7FFFu + (u >> 16 & 1u);
+  *to = rounded;
+  if (!nans) return;
+  const bit_lanes nan = ABOVE(u & 0x7FFFFFFFu, 0x7F800000u);
+  *to = (rounded & ~nan) | (0x7FC00000u & nan);
 }
 
 TRANSFORM_INLINE void butterflies(lanes *x, int n, int distance) {
@@ -49,16 +46,26 @@ TRANSFORM_INLINE void butterflies(lanes *x, int n, int distance) {
     }
 }
 
-/* The transform's sums, not scaled, of n elements that stand `stride` apart in `from`. */
-TRANSFORM_INLINE void transform_sums(lanes x[TRANSFORM_WIDEST], const uint16_t *from, int64_t stride, int n, bool with_signs) {
+/* Of n elements of 32 rows, `stride` apart in `from`: those of the even rows or the odd ones. */
+TRANSFORM_INLINE void decode_half(lanes x[TRANSFORM_WIDEST], const uint16_t *from, int64_t stride, int n, bool with_signs,
+                                  bool odd) {
 #pragma GCC unroll 32
-  for (int i = 0; i < n; i++)
-    decode_lanes(&x[i], from + i * stride, with_signs && (HADAMARD_SIGNS >> (i % 16) & 1u) == 0 ? 0x8000 : 0);
+  for (int i = 0; i < n; i++) {
+    const uint32_t flip = with_signs && (HADAMARD_SIGNS >> (i % 16) & 1u) == 0 ? 0x80008000u : 0;
+    bit_lanes pairs;
+    memcpy(&pairs, from + i * stride, sizeof pairs);
+    pairs ^= flip;
+    x[i] = (lanes)(odd ? pairs & 0xFFFF0000u : pairs << 16);
+  }
+}
+
+/* The transform's sums, not scaled, but for the last butterflies: elements n / 2 apart
+ * are still to be added and subtracted. */
+TRANSFORM_INLINE void transform_most(lanes x[TRANSFORM_WIDEST], int n) {
   butterflies(x, n, 1);
   butterflies(x, n, 2);
   butterflies(x, n, 4);
-  butterflies(x, n, 8);
-  if (n == 32) butterflies(x, n, 16);
+  if (n == 32) butterflies(x, n, 8);
 }
 
 #endif

@@ -93,6 +93,16 @@ static const struct operand *of_tensor(const struct operand *o) {
   return is ? o : NULL;
 }
 
+/* Those whose scales are of chunks. */
+static const struct operand *of_chunks(const struct operand *o) {
+  return o && o->encoding.format == FORMAT_NVFP4_LOCAL ? o : NULL;
+}
+
+/* Those whose scale is of a row. */
+static const struct operand *of_rows(const struct operand *o) {
+  return o && o->encoding.scale == SCALE_ROW ? o : NULL;
+}
+
 void whole_quantise(struct device *d, const struct emission *out, const struct matrix *source) {
   const struct operand *row = whole_wanted(out->row) ? out->row : NULL;
   const struct operand *column = whole_wanted(out->column) ? out->column : NULL;
@@ -106,6 +116,8 @@ void whole_quantise(struct device *d, const struct emission *out, const struct m
   draw[VIEW_COLUMN].operand += DRAW_COLUMN;
   uint16_t amax[2] = {0};
   view_amaxes(cpu_of(d), of_tensor(row), twin ? NULL : of_tensor(column), source, amax);
+  nvfp4_local_amaxes(cpu_of(d), of_chunks(row), of_chunks(column), source);
+  row_amaxes(cpu_of(d), of_rows(row), of_rows(column), source);
   struct panel_rule rules[2];
   int n = 0;
   for (int v = 0; v < 2; v++) {
@@ -117,4 +129,6 @@ void whole_quantise(struct device *d, const struct emission *out, const struct m
     n += rules[n].visit != NULL;
   }
   if (n > 0) panels_visit(cpu_of(d), rules, n, source);
+  for (int i = 0; i < n; i++)
+    if (rules[i].finish) rules[i].finish(&rules[i]);
 }
