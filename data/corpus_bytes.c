@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 enum { INPUT = 128 * 1024 };
 
@@ -171,6 +172,10 @@ static bool decode_zstd(struct corpus_bytes *b, unsigned char *buffer, int64_t r
   const size_t result = ZSTD_decompressStream(b->zstd, &out, &in);
   b->at = in.pos;
   *done = (int64_t)out.pos;
+  if (ZSTD_isError(result) && ZSTD_getErrorCode(result) == ZSTD_error_frameParameter_windowTooLarge) {
+    error_set(e, ERROR_DATA, "%s: its Zstandard window is larger than 128 MiB", b->path);
+    return error_hint(e, "compress it again without --long");
+  }
   if (ZSTD_isError(result)) return damaged(b, ZSTD_getErrorName(result), e);
   if (result == 0) {
     b->inside = false;

@@ -175,7 +175,8 @@ static bool encode(const struct preparation *p, struct prepare_worker *w, const 
   w->ids.n = 0;
   if (p->bos >= 0 && !add_id(&w->ids, p->bos, e)) return false;
   if (!tokenizer_encode(p->tokenizer, w->scratch, text, bytes, TOKENIZER_PLAIN, &w->ids, e))
-    return error_context(e, "%s:%" PRId64, p->files.file[in->file].path, in->line);
+    return in->line > 0 ? error_context(e, "%s:%" PRId64, p->files.file[in->file].path, in->line)
+                        : error_context(e, "%s", p->files.file[in->file].path);
   return p->eos < 0 || add_id(&w->ids, p->eos, e);
 }
 
