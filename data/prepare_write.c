@@ -239,10 +239,12 @@ static void step(void *context, int64_t done, int64_t all) {
     log_info("merging: %.3f of %.3f GB", (double)done / 1e9, (double)all / 1e9);
 }
 
+/* For a start after a kill, so it need not be durable. */
 static bool mark_publishing(const struct preparation *p, struct error *e) {
   char *path;
   if (asprintf(&path, "%s/" PREPARE_PUBLISHING, p->work) < 0) return error_set(e, ERROR_SYSTEM, "out of memory");
-  const bool ok = file_publish(path, "", 0, ERROR_DATA, e);
+  FILE *f = fopen(path, "we");
+  const bool ok = f ? fclose(f) == 0 : error_errno(e, ERROR_DATA, "cannot create %s", path);
   free(path);
   return ok;
 }
