@@ -490,7 +490,10 @@ def put(key, value, *inner):
 
 
 for name, change, pattern in (
-        ("no_meta", lambda meta: "not JSON", r"carries no configuration"), ("other_format", put("format", 2), r"meta of another format"),
+        ("no_meta", lambda meta: "not JSON", r"carries no configuration"), ("other_format", put("format", 1), r"meta of another format"),
+        ("no_sources", lambda meta: meta.pop("source_tokens") and meta, r"meta holds impossible counts"),
+        ("too_many_of_a_source", lambda meta: meta["source_tokens"].update({next(iter(meta["source_tokens"])): meta["tokens"] + 1}),
+         r"meta holds impossible counts"),
         ("bad_digest", put("train_digest", "xyz"), r"names no training stream"), ("other_update", put("update", 3), r"impossible counts"),
         ("negative_samples", put("samples", -1), r"impossible counts"), ("huge_samples", put("samples", 2**62), r"impossible counts"),
         ("applied", put("applied", 3), r"impossible counts"), ("negative_count", put("loss_window", -5, "count"), r"impossible counts"),
