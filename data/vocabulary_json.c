@@ -274,7 +274,8 @@ static bool find_ends(struct reader *r) {
   bool good = true;
   if (file_exists(path)) {
     json_error_t why;
-    json_t *config = json_load_file(path, JSON_REJECT_DUPLICATES, &why);
+    /* transformers writes model_max_length 10^30 for "unknown"; numbers are not looked at */
+    json_t *config = json_load_file(path, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &why);
     good = config ? take_named(r, config, path, "bos_token", &r->v->bos) && take_named(r, config, path, "eos_token", &r->v->eos)
                   : error_set(r->e, ERROR_DATA, "%s:%d:%d: %s", path, why.line, why.column, why.text);
     json_decref(config);

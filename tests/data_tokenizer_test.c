@@ -446,6 +446,7 @@ TEST(json_beside) {
   } rows[] = {{"{\"bos_token\":null,\"eos_token\":\"<|end_of_text|>\"}", -1, 767},
               {"{\"bos_token\":{\"content\":\"<|end_of_text|>\"},\"eos_token\":\"<|end_of_text|>\"}", 767, 767},
               {"{}", -1, -1},
+              {"{\"model_max_length\":1000000000000000019884624838656,\"eos_token\":\"<|end_of_text|>\"}", -1, 767}, /* as transformers writes it */
               {"{\"eos_token\":\"!\"}", -1, 732}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     CHECK(file_publish(beside, rows[i].config, strlen(rows[i].config), ERROR_DATA, &failure));
