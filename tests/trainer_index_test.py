@@ -146,6 +146,10 @@ def train(name, *more, np=0, code=DONE):
     return place.command("train", f"{name}.yaml", *more, np=np).expect(code)
 
 
+def hashes(name):
+    return [u["batch_hash"] for u in place.updates(name)]
+
+
 def digest(path):
     return re.search(r"digest +([0-9a-f]{32})", place.command("inspect", path).expect(DONE).text).group(1)
 
@@ -176,6 +180,37 @@ def test_same_samples_as_a_prepared_stream():
     check(len(seen) == 1, f"digests of all formats are one: {seen}")
     shares = place.command("inspect", "same-olmo.index").expect(DONE).text
     check(float(re.search(r"a: \d+ documents, \d+ tokens \(([0-9.]+) %\)", shares).group(1)) > 80, "the share of a", shares)
+
+
+def test_repetition_stages_and_pool_as_prepared():
+    """Passes over a source, weights that change, a target of tokens, no weights, no shuffling."""
+    variants = {
+        "repeat": mixed([{"path": "a", "max_repetition": 1.7}, {"path": "b", "max_repetition": 3}], **{"data.seed": 11}),
+        "target": mixed([{"path": "a", "max_repetition": 4}, {"path": "b", "max_repetition": 4}], **{"data.tokens": 30000}),
+        "pool": {"data.sources": [{"path": "a"}, {"path": "b"}], "data.validation_fraction": 0.2, "data.dedup": "none", "data.seed": 5},
+        "stages": {"data.sources": [{"path": "a"}, {"path": "b", "max_repetition": 5}], "data.validation_fraction": 0.2, "data.dedup": "none", "data.seed": 5,
+                   "data.stages": [{"at": 0, "weights": [0.9, 0.1]}, {"at": 5000, "weights": [0.2, 0.8]}, {"at": 9000, "weights": [0, 1]}]},
+        "plain": mixed([{"path": "a"}, {"path": "b"}], **{"data.shuffle_documents": False}),
+    }
+    for number, (name, settings) in enumerate(variants.items()):
+        more = {"validation.samples": 4, "train.updates": 30}
+        config(f"{name}-text.yaml", {**settings, **more, "data.train": f"{name}.tokens", "data.validation": f"{name}-v.tokens", "run.folder": f"run-{name}-text"})
+        place.command("prepare", f"{name}-text.yaml", "--force").expect(DONE)
+        train(f"{name}-text")
+        form = FORMS[number + 1]
+        sources = [{**source, **write_form(form, place.at("files", f"{name}-{n}"), d)} for source, n, d in zip(settings["data.sources"], ("a", "b"), (A, B))]
+        for source, n in zip(sources, ("a", "b")):
+            source["name"] = n
+        if name == "plain":
+            sources[0] = {**settings["data.sources"][0], **write_form("nanogpt", place.at("files", "plain-a"), A)}
+            sources[1] = {**settings["data.sources"][1], **write_form("npy", place.at("files", "plain-b"), B)}
+        index_config(name, {**settings, "data.sources": sources}, **more)
+        train(name)
+        check(hashes("run-" + name) == hashes(f"run-{name}-text"), f"batches of {name}")
+        losses = [[v["loss"] for v in place.lines(run, "validation")] for run in ("run-" + name, f"run-{name}-text")]
+        check(losses[0] and losses[0] == losses[1], f"validation of {name}: {losses}")
+        tokens = [re.search(r"tokens +(\d+)", place.command("inspect", path).expect(DONE).text).group(1) for path in (f"{name}.index", f"{name}.tokens")]
+        check(tokens[0] == tokens[1], f"tokens of {name}: {tokens}")
 
 
 def test_index_ahead_of_training():
@@ -252,10 +287,6 @@ def test_resume_in_every_shard_and_epoch():
         else:
             same(one, other, "a run that was stopped and one that was not")
         check([u["tokens"] for u in one] == [64 * 8 * (k + 1) for k in range(42)], "tokens are counted exactly")
-
-
-def hashes(name):
-    return [u["batch_hash"] for u in place.updates(name)]
 
 
 def test_samples_left_out():
