@@ -341,6 +341,7 @@ def test_changed_data_is_refused():
     # A new shard: the index is not of these sources any more.
     megatron(place.at("files", "change-b", "shard-9"), [[BOS, *b"one more document, number %d" % k, EOS] for k in range(20)])
     train("change", code=DATA).expect(DATA, r"change-b/shard-9\.idx is new .*--force")
+    place.command("check", "change.yaml").expect(DATA, r"change-b/shard-9\.idx is new .*--force")
     place.command("index", "change.yaml", "--force").expect(DONE)
     new = digest("change.index")
     check(new != old, "another dataset has another digest")

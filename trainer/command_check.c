@@ -137,6 +137,10 @@ static void check_stream(struct report *r, const struct config *c, const char *s
   }
   struct stream *s = stream_open(path, (int32_t)c->model.shape.vocab_size, &e);
   struct data_order order;
+  if (s && stream_info(s)->token_files > 0 && indexing_is_wanted(c) && !indexing_is_current(c, path, &e)) {
+    stream_close(s);
+    s = NULL;
+  }
   if (!s) {
     say_problem(r, subject, &e);
     return;

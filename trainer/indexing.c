@@ -51,6 +51,11 @@ static bool check_sources(const struct config *c, struct error *e) {
   return true;
 }
 
+bool indexing_is_current(const struct config *c, const char *path, struct error *e) {
+  const struct data_index request = request_of(c, 1);
+  return c->data.n_sources == 0 || data_index_current(&request, path, e);
+}
+
 static void say_built(const struct config *c, const struct data_indexed *d) {
   log_info("index built in %.1f s: %" PRId64 " token files, %.2f GB; %s: %" PRId64 " tokens in %" PRId64 " documents", d->seconds, d->files,
            (double)d->bytes * 1e-9, c->data.train, d->tokens[0], d->documents[0]);
@@ -64,19 +69,17 @@ static void say_built(const struct config *c, const struct data_indexed *d) {
 }
 
 bool indexing_make(const struct config *c, int threads, bool force, struct error *e) {
-  const struct data_index request = request_of(c, threads);
   const bool train = file_exists(c->data.train), validate = c->data.validation[0] != 0;
   if (train && !force) { /* the validation index is published first */
     if (validate && !file_exists(c->data.validation)) {
       error_set(e, ERROR_DATA, "%s exists and %s does not", c->data.train, c->data.validation);
       return error_hint(e, "`fp4d index CONFIG --force` makes both anew");
     }
-    if (c->data.n_sources > 0 && (!data_index_current(&request, c->data.train, e) ||
-                                  (validate && !data_index_current(&request, c->data.validation, e))))
-      return false;
+    if (!indexing_is_current(c, c->data.train, e) || (validate && !indexing_is_current(c, c->data.validation, e))) return false;
     log_info("index reused: %s", c->data.train);
     return true;
   }
+  const struct data_index request = request_of(c, threads);
   struct data_indexed done;
   if (!check_sources(c, e) || !data_index_build(&request, &done, e)) return false;
   say_built(c, &done);

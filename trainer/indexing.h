@@ -8,6 +8,10 @@
 
 bool indexing_is_wanted(const struct config *c);
 
+/* Refuses an existing index (of data.train or data.validation) that is not what the configuration
+ * says; without data.sources nothing is known against it. */
+bool indexing_is_current(const struct config *c, const char *path, struct error *e);
+
 /* Builds them, or finds that they are there and made of what the configuration says; says
  * which in the log. With `force` builds anyway. */
 bool indexing_make(const struct config *c, int threads, bool force, struct error *e);

@@ -136,7 +136,7 @@ static const struct option data_rows[] = {
     {.key = "overlap_report", .type = OPTION_BOOL, IN(data.overlap_report), .fallback = "false",
      .help = "`prepare` measures how many of the training documents share a word 13-gram with validation."},
     {.key = "prepare_memory", .type = OPTION_INTEGER, IN(data.prepare_memory), .low = 16777216, .high = ANY_MAX,
-     .fallback = "1073741824", .unit = "bytes", .help = "What `prepare` and `index` hold at once of documents; the rest is sorted on the disk."},
+     .fallback = "1073741824", .unit = "bytes", .help = "What `prepare` holds at once of documents; the rest is sorted on the disk."},
     {.key = "boundary", .type = OPTION_WORD, IN(data.boundary), .words = boundaries, .fallback = "predict",
      .help = "The target that begins another document: predicted like any, or not counted."},
     {.key = "attention", .type = OPTION_WORD, IN(data.attention), .words = attentions, .fallback = "whole",
