@@ -66,11 +66,11 @@ UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%)
 # One rank of the worlds that tests/*_test.py launch with mpirun: tests/*_main.c.
 WORLDS     = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*_main.c))
 
-.PHONY: all lib help units unit worlds bench-gemm bench-quantise deps demo check clean
+.PHONY: all lib plugin help units unit worlds bench-gemm bench-quantise deps demo check clean
 ifeq ($(CROSS),aarch64)
 all: lib
 else
-all: $(PROGRAM)
+all: $(PROGRAM) plugin
 endif
 lib: $(LIBRARY)
 
@@ -86,6 +86,14 @@ $(LIBRARY): $(OBJECTS)
 $(PROGRAM): $(BUILD)/trainer/main.o $(LIBRARY)
 	$(SAY) LD $@
 	$(Q)$(CC) -o $@ $^ $(LDLIBS)
+
+# HDF5's zstd filter for h5py, h5dump and h5repack (HDF5_PLUGIN_PATH=build/plugins); never loaded by fp4d.
+PLUGIN     = $(BUILD)/plugins/libfp4d_zstd.so
+plugin: $(PLUGIN) ## the HDF5 plugin that lets h5py and h5dump read checkpoints
+$(PLUGIN): checkpoints/plugin/fp4d_zstd.c checkpoints/zstd_filter.c checkpoints/zstd_filter.h Makefile
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) $(filter-out -fsanitize% -march=%,$(CFLAGS)) -fPIC -shared -o $@ $(filter %.c,$^) $(shell pkg-config --libs libzstd)
 
 $(BUILD)/%.o: %.c Makefile | $(BUILD)/include/xxhash.h
 	@mkdir -p $(@D)

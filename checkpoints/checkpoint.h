@@ -7,6 +7,9 @@
  *   XXH3-128 of every file) written, fsynced -> folder renamed to step-N ->
  *   parent fsynced -> `latest` replaced by rename.
  * A folder without a manifest whose files all match is not a checkpoint.
+ *
+ * The digest of a file is taken by reading it again, out of the page cache: HDF5
+ * writes the head of a file last, so it cannot be taken while the file is written.
  */
 #ifndef FP4D_CHECKPOINTS_CHECKPOINT_H
 #define FP4D_CHECKPOINTS_CHECKPOINT_H
@@ -14,6 +17,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/threads.h"
 #include "comm/comm.h"
 #include "kernels/kernels.h"
 
@@ -27,11 +31,21 @@ struct tensor_slice {
   void *data; /* host memory, rows * cols elements */
 };
 
+enum checkpoint_compression { CHECKPOINT_ZSTD, CHECKPOINT_STORE };
+
+/* How a run saves and what it keeps. */
+struct checkpoint_policy {
+  int keep;           /* the newest whole ones; 0: all */
+  int64_t keep_every; /* and those whose update is a multiple of it; 0: none */
+  enum checkpoint_compression compression;
+  struct threads *threads; /* that compress; NULL: the thread that writes does */
+};
+
 /* Saves; every rank calls it with its own slices (together covering every
  * tensor) and the same `update` and `meta` (JSON text: config, seeds, samples
  * and tokens consumed, digests, …).  Keeps the newest `keep` checkpoints (0 =
  * all).  On failure nothing is published, temporaries are removed, older
- * checkpoints stay. */
+ * checkpoints stay.  Compressed, by this thread. */
 bool checkpoint_save(struct comm *c, const char *folder, int64_t update, const struct tensor_slice *slices,
                      int n_slices, const char *meta, int keep, struct error *e);
 
@@ -43,6 +57,41 @@ bool checkpoint_add(struct checkpoint_writer *w, const struct tensor_slice *whol
 /* Publishes; with meta NULL gives up, after an error that *e holds already or gets now.
  * Frees w in any case; what is not published is removed. */
 bool checkpoint_finish(struct checkpoint_writer *w, const char *meta, struct error *e);
+
+/* The same while the caller goes on with something else.
+ *
+ *   begin -> [busy on some rank ...] -> advance -> [busy ...] -> advance: done
+ *
+ * A thread writes this rank's file and makes it durable; then, on rank 0, another
+ * stage publishes (manifest, rename, `latest`) and removes what is not kept.  The
+ * thread never communicates: all ranks call begin and advance together, advance
+ * only while no rank is busy (they find that out by a sum of their own). */
+struct checkpoint_saver;
+
+struct checkpoint_saved {
+  int64_t update;
+  int64_t tensor_bytes, file_bytes; /* of all ranks */
+  double seconds;                   /* from begin until it was published, on rank 0 */
+};
+
+/* `apart`: a thread of its own works; else begin and advance do. */
+struct checkpoint_saver *checkpoint_saver_open(struct comm *c, const char *folder, const struct checkpoint_policy *p, bool apart,
+                                               struct error *e);
+
+/* Begins a save; `slices` and what they point at must stay as they are until it is
+ * done.  None may be under way. */
+bool checkpoint_saver_begin(struct checkpoint_saver *s, int64_t update, const struct tensor_slice *slices, int n_slices,
+                            const char *meta, struct error *e);
+bool checkpoint_saver_under_way(const struct checkpoint_saver *s); /* the same answer on every rank */
+bool checkpoint_saver_busy(struct checkpoint_saver *s);            /* this rank */
+void checkpoint_saver_wait(struct checkpoint_saver *s);            /* until this rank is not busy */
+
+/* The next stage, or the end: *done, with *out. False (the same on every rank): the
+ * save failed and is over; nothing of it is left. */
+bool checkpoint_saver_advance(struct checkpoint_saver *s, bool *done, struct checkpoint_saved *out, struct error *e);
+
+/* Waits for this rank's work; a save that is under way is not published. */
+void checkpoint_saver_close(struct checkpoint_saver *s);
 
 struct checkpoint; /* an opened one; opaque */
 
@@ -66,6 +115,9 @@ const struct tensor_slice *checkpoint_tensor(const struct checkpoint *k, int i);
  * with.  A missing tensor, another shape or dtype is an error naming it. */
 bool checkpoint_read(struct checkpoint *k, const struct tensor_slice *slices, int n_slices, struct error *e);
 void checkpoint_close(struct checkpoint *k);
+
+/* The bytes of all tensors, and those of the files that hold them. */
+void checkpoint_bytes(const struct checkpoint *k, int64_t *tensors, int64_t *files);
 
 /* A run goes on from `update`: checkpoints of later updates in FOLDER (damaged
  * ones that were passed over, or those of a run that was taken back) are renamed

@@ -16,6 +16,7 @@ struct checkpoint {
   struct hdf5_file **files; /* manifest.n_files */
   struct tensor_slice *tensors; /* distinct names */
   int n_tensors;
+  struct threads *threads; /* that decompress; made by the first read */
 };
 
 static int by_name(const void *a, const void *b) {
@@ -188,16 +189,34 @@ static bool read_slice(struct checkpoint *k, const struct tensor_slice *want, st
   return true;
 }
 
+/* Threads that decompress. Where none can be made the caller does it alone. */
+static void take_threads(struct checkpoint *k) {
+  enum { MOST = 8 }; /* a file system seldom delivers more than these can take */
+  const int available = threads_available(), n = available < MOST ? available : MOST;
+  struct error ignored;
+  if (k->threads || n == 1) return;
+  k->threads = threads_create(n, &ignored);
+  for (int i = 0; i < k->manifest.n_files; i++) hdf5_use_threads(k->files[i], k->threads);
+}
+
 bool checkpoint_read(struct checkpoint *k, const struct tensor_slice *slices, int n_slices, struct error *e) {
+  take_threads(k);
   for (int i = 0; i < n_slices; i++)
     if (!same_tensor(k, &slices[i], e) || !read_slice(k, &slices[i], e)) return false;
   return true;
+}
+
+void checkpoint_bytes(const struct checkpoint *k, int64_t *tensors, int64_t *files) {
+  *tensors = *files = 0;
+  for (int i = 0; i < k->n_tensors; i++) *tensors += k->tensors[i].rows * k->tensors[i].cols * (int64_t)dtype_bytes(k->tensors[i].dtype);
+  for (int i = 0; i < k->manifest.n_files; i++) *files += k->manifest.files[i].bytes;
 }
 
 void checkpoint_close(struct checkpoint *k) {
   if (!k) return;
   for (int i = 0; k->files && i < k->manifest.n_files; i++) hdf5_close(k->files[i]);
   free(k->files);
+  threads_destroy(k->threads);
   free(k->tensors);
   manifest_free(&k->manifest);
   free(k);

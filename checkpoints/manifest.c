@@ -94,8 +94,9 @@ static bool parse(const json_t *o, struct manifest *m) {
   const char *format = json_string_value(json_object_get(o, "format"));
   const char *meta = json_string_value(json_object_get(o, "meta"));
   const json_t *files = json_object_get(o, "files");
+  const int64_t version = json_integer_value(json_object_get(o, "version"));
   if (!format || strcmp(format, "fp4d-checkpoint") != 0 || !meta || !json_is_array(files) ||
-      json_integer_value(json_object_get(o, "version")) != MANIFEST_VERSION || json_integer_value(update) < 0 ||
+      version < 1 || version > MANIFEST_VERSION || json_integer_value(update) < 0 ||
       !json_is_integer(update) || !json_is_string(json_object_get(o, "xxh3_128")) || json_array_size(files) == 0 ||
       json_array_size(files) > 1 << 20)
     return false;
@@ -139,7 +140,7 @@ bool manifest_load(const char *folder, struct manifest *m, struct error *e) {
   if (!o)
     error_set(e, ERROR_CHECKPOINT, "%s:%d: %s", path, where.line, where.text);
   else if (!good)
-    error_set(e, ERROR_CHECKPOINT, "%s is not a manifest of version %d", path, MANIFEST_VERSION);
+    error_set(e, ERROR_CHECKPOINT, "%s is not a manifest of version 1 to %d", path, MANIFEST_VERSION);
   else if (!intact(o))
     good = error_set(e, ERROR_CHECKPOINT, "%s is damaged: its digest is not that of its content", path);
   json_decref(o);

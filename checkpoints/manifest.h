@@ -7,7 +7,8 @@
 #include "base/error.h"
 #include "base/hash.h"
 
-enum { MANIFEST_VERSION = 1 };
+/* 2: files may be compressed. 1: none is; it is read too. */
+enum { MANIFEST_VERSION = 2 };
 
 struct manifest_file {
   char name[64];

@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "checkpoints/manifest.h"
 
 enum error_code store_fault(int number) {
   static const int ours[] = {EACCES, EPERM, EMFILE, ENFILE, ENOMEM};
@@ -155,20 +156,35 @@ bool store_publish(const char *folder, int64_t update, struct error *e) {
   return true;
 }
 
-bool store_prune(const char *folder, int keep, struct error *e) {
+static bool looks_whole(const char *path) {
+  struct manifest m;
+  struct error ignored;
+  if (!manifest_read(path, false, &m, &ignored)) return false;
+  manifest_free(&m);
+  return true;
+}
+
+static bool remove_step(const char *path, struct error *e) {
+  char manifest[STORE_PATH + 16];
+  if (unlink(path) == 0) return true; /* a link: what it leads to is somebody's archive */
+  snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
+  if (unlink(manifest) != 0 && errno != ENOENT) return error_errno(e, ERROR_CHECKPOINT, "cannot remove %s", manifest);
+  return file_remove_tree(path, ERROR_CHECKPOINT, e);
+}
+
+bool store_prune(const char *folder, int keep, int64_t keep_every, struct error *e) {
   if (keep <= 0) return true;
   int64_t *updates;
-  int n;
+  int n, kept = 0;
   if (!store_list(folder, &updates, &n, e)) return false;
   bool good = true;
-  for (int i = 0; good && i < n - keep; i++) {
-    char path[STORE_PATH], manifest[STORE_PATH + 16];
+  for (int i = n - 1; good && i >= 0; i--) {
+    char path[STORE_PATH];
     store_step_path(folder, updates[i], path);
-    if (unlink(path) == 0) continue; /* a link: what it leads to is somebody's archive */
-    snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
-    if (unlink(manifest) != 0 && errno != ENOENT)
-      good = error_errno(e, ERROR_CHECKPOINT, "cannot remove %s", manifest);
-    good = good && file_remove_tree(path, ERROR_CHECKPOINT, e);
+    if (kept < keep)
+      kept += looks_whole(path);
+    else if (keep_every <= 0 || updates[i] % keep_every != 0)
+      good = remove_step(path, e);
   }
   free(updates);
   return good;

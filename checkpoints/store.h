@@ -31,8 +31,10 @@ bool store_latest_dangles(const char *folder, char target[STORE_PATH]);
  * `latest` at it; durable when it returns.  It replaces one of the same update. */
 bool store_publish(const char *folder, int64_t update, struct error *e);
 
-/* Removes all but the newest `keep` steps (0: none), manifest first. */
-bool store_prune(const char *folder, int keep, struct error *e);
+/* Removes all but the newest `keep` steps that are whole as far as sizes tell and those
+ * whose update is a multiple of keep_every, manifest first.  keep 0: none goes;
+ * keep_every 0: no multiples.  What is newer than the last of these stays, whole or not. */
+bool store_prune(const char *folder, int keep, int64_t keep_every, struct error *e);
 
 /* Renames the steps after `update` to superseded-N and lets `latest` be the step
  * of `update`, or absent where the folder has none.  What was renamed is logged. */

@@ -188,7 +188,6 @@ static void die(int signal_number) {
 /* Writes a large slice, then one whose memory is not there: the process dies
  * inside the second H5Dwrite, before H5Fclose. */
 static int write_and_die(void *argument) {
-  (void)argument;
   signal(SIGSEGV, die);
   const int64_t rows = 1 << 20;
   float *large = calloc((size_t)rows, sizeof *large);
@@ -197,11 +196,17 @@ static int write_and_die(void *argument) {
       {.name = "param/large", .dtype = DTYPE_F32, .global_rows = rows, .cols = 1, .rows = rows, .data = large},
       {.name = "param/nowhere", .dtype = DTYPE_F32, .global_rows = 8, .cols = 1, .rows = 8, .data = nowhere},
   };
-  return hdf5_write("unclosed.h5", slices, 2, &failure);
+  return hdf5_write_with("unclosed.h5", &(struct hdf5_options){*(const enum checkpoint_compression *)argument, NULL}, slices, 2, &failure);
 }
 
 TEST(unclosed) {
-  const int status = rig_child(write_and_die, NULL);
+  enum checkpoint_compression kind = CHECKPOINT_ZSTD;
+  int status = rig_child(write_and_die, &kind);
+  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  CHECK(!hdf5_open("unclosed.h5", &failure));
+  CHECK(strstr(failure.message, "cannot open unclosed.h5: HDF5: "));
+  kind = CHECKPOINT_STORE;
+  status = rig_child(write_and_die, &kind);
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
   CHECK(file_size("unclosed.h5") >= 4 << 20); /* the large one is there */
   CHECK(!hdf5_open("unclosed.h5", &failure));

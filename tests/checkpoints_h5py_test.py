@@ -7,11 +7,15 @@ for each test; exit status 0 iff all are ok.  Without h5py (Debian: python3-h5py
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 
 SYSTEM_PYTHON = "/usr/bin/python3"
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BUILD = os.path.abspath(os.environ.get("BUILD", os.path.join(ROOT, "build")))
+os.environ["HDF5_PLUGIN_PATH"] = os.path.join(BUILD, "plugins")  # before the library starts
 try:
     import h5py
     import numpy
@@ -22,8 +26,7 @@ except ImportError:
     print("ok checkpoints_h5py # skipped: no h5py")
     sys.exit(0)
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PROGRAM = os.path.abspath(os.path.join(os.environ.get("BUILD", os.path.join(ROOT, "build")), "fp4d"))
+PROGRAM = os.path.join(BUILD, "fp4d")
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMI", "PRTE_"))}
 ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
@@ -93,9 +96,9 @@ def read_step(folder, ranks):
     return tensors, manifest
 
 
-def run_and_read(master, ranks):
-    name = f"m{int(master)}-np{ranks}"
-    sets = ["--set", f"run.folder=runs/{name}", "--set", f"train.master={str(master).lower()}"]
+def run_and_read(master, ranks, compression="zstd"):
+    name = f"m{int(master)}-np{ranks}-{compression}"
+    sets = ["--set", f"checkpoint.compression={compression}", "--set", f"run.folder=runs/{name}", "--set", f"train.master={str(master).lower()}"]
     fp4d("train", "run.yaml", *sets, ranks=ranks)
     tensors, manifest = read_step(f"runs/{name}/checkpoints/step-00000004", ranks)
     kinds = ["adam_m", "adam_v", "master" if master else "param"]
@@ -129,15 +132,53 @@ def test_bf16_parameters():
     weights = tensors["param/layers.1.feed_forward.w2.weight"]
     check(0.001 < weights.std() < 1, f"standard deviation {weights.std()}")
     check(abs(tensors["param/norm.weight"] - 1).max() < 0.2, "gains begin at one")
-    master = read_step("runs/m1-np1/checkpoints/step-00000004", 1)[0]["master/layers.1.feed_forward.w2.weight"]
+    master = read_step("runs/m1-np1-zstd/checkpoints/step-00000004", 1)[0]["master/layers.1.feed_forward.w2.weight"]
     # four updates of lr 1e-2 apart at most, by rounding alone
     check(abs(master - weights).max() < 0.05 and numpy.corrcoef(master.ravel(), weights.ravel())[0, 1] > 0.9,
           "BF16 weights are read as other numbers")
 
 
+def test_stored():
+    packed, _ = read_step("runs/m1-np1-zstd/checkpoints/step-00000004", 1)
+    plain = run_and_read(True, 1, "store")
+    check(all((plain[n] == packed[n]).all() for n in plain) and len(plain) == len(packed), "compression changes values")
+    with h5py.File("runs/m1-np1-zstd/checkpoints/step-00000004/rank-00000.h5") as f, \
+            h5py.File("runs/m1-np1-store/checkpoints/step-00000004/rank-00000.h5") as g:
+        name = "master/tok_embeddings.weight"
+        filters = [f[name].id.get_create_plist().get_filter(i)[0] for i in range(2)]
+        check(filters == [2, 32015] and f[name].chunks == (258, 64), f"filters {filters}, chunks {f[name].chunks}")
+        check(g[name].chunks is None, "stored is contiguous")
+        check(f[name].id.get_storage_size() < g[name].id.get_storage_size(), "it shrinks")
+
+
+def test_other_tools():
+    """h5dump reads values through the plugin, and says what is missing without it."""
+    if shutil.which("h5dump") is None:
+        return
+    path = "runs/m1-np1-zstd/checkpoints/step-00000004/rank-00000.h5"
+    command = ["h5dump", "-d", "/master/norm.weight", path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    check(done.returncode == 0 and "(0,0): 1" in done.stdout or "(0,0): 0.9" in done.stdout, done.stdout[-300:] + done.stderr[-300:])
+    blind = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HDF5_PLUGIN_PATH": "/nonexistent"})
+    check(blind.returncode != 0 and "(0,0)" not in blind.stdout, "values without the filter")
+
+
+def test_broken_plugins():
+    """What lies in the system's plugin folder does not concern us."""
+    os.makedirs("broken", exist_ok=True)
+    for name in ("libzstd_filter.so", "libh5lzf.so"):
+        with open("broken/" + name, "wb") as f:
+            f.write(b"\x7fELF nothing of the kind")
+    ENVIRONMENT["HDF5_PLUGIN_PATH"] = os.path.abspath("broken")
+    fp4d("inspect", "runs/m1-np1-zstd/checkpoints/step-00000004", "--verify")
+    fp4d("train", "run.yaml", "--set", "run.folder=runs/m1-np1-zstd", "--set", "train.updates=5", "--set", "train.master=true", "--set",
+         "checkpoint.keep=0")
+    ENVIRONMENT.pop("HDF5_PLUGIN_PATH")
+
+
 def test_two_ranks():
     tensors = run_and_read(True, 2)
-    alone, _ = read_step("runs/m1-np1/checkpoints/step-00000004", 1)
+    alone, _ = read_step("runs/m1-np1-zstd/checkpoints/step-00000004", 1)
     worst = max(abs(tensors[n] - alone[n]).max() for n in alone if n.startswith("master/"))
     check(worst < 0.05, f"two ranks' weights are {worst} away from one's")
 

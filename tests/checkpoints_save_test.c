@@ -1,4 +1,5 @@
 /* Saving, listing and reading: values to the bit, any slicing, what stays and what goes. */
+#include "base/hash.h"
 #include "tests/checkpoints_rig.h"
 
 TEST(round_trip) {
@@ -176,9 +177,34 @@ TEST(keep) {
   CHECK_STR(rig_names("k"), "latest step-00000002 step-00000004");
   CHECK(rig_save("k", 6, 2)); /* a smaller number later */
   CHECK_STR(rig_names("k"), "latest step-00000004 step-00000006");
-  CHECK(store_prune("k", 5, &failure) && store_prune("k", 2, &failure) && store_prune("k", 0, &failure));
+  CHECK(store_prune("k", 5, 0, &failure) && store_prune("k", 2, 0, &failure) && store_prune("k", 0, 0, &failure));
   CHECK_STR(rig_names("k"), "latest step-00000004 step-00000006");
-  CHECK(store_prune("absent", 1, &failure));
+  CHECK(store_prune("absent", 1, 0, &failure));
+}
+
+/* keep 3, every 4th for ever: what goes is neither among the newest nor a multiple. */
+TEST(keep_every) {
+  CHECK(file_remove_tree("every", ERROR_SYSTEM, &failure));
+  for (int64_t update = 1; update <= 4; update++) CHECK(rig_save("every", update, 0));
+  CHECK(store_prune("every", 3, 2, &failure)); /* fewer to remove than multiples */
+  CHECK_STR(rig_names("every"), "latest step-00000002 step-00000003 step-00000004");
+  for (int64_t update = 5; update <= 10; update++) CHECK(rig_save("every", update, 0) && store_prune("every", 1, 4, &failure));
+  CHECK_STR(rig_names("every"), "latest step-00000004 step-00000008 step-00000010");
+  CHECK(store_prune("every", 0, 3, &failure));
+  CHECK_STR(rig_names("every"), "latest step-00000004 step-00000008 step-00000010");
+}
+
+/* Steps that are not whole are no reason to remove one that is. */
+TEST(keep_counts_whole_ones) {
+  CHECK(file_remove_tree("whole", ERROR_SYSTEM, &failure));
+  for (int64_t update = 1; update <= 5; update++) CHECK(rig_save("whole", update, 0));
+  CHECK(unlink("whole/step-00000005/rank-00000.h5") == 0 && unlink("whole/step-00000004/manifest.json") == 0);
+  CHECK(truncate("whole/step-00000003/rank-00000.h5", 100) == 0);
+  CHECK(store_prune("whole", 1, 0, &failure));
+  CHECK_STR(rig_names("whole"), "latest step-00000002 step-00000003 step-00000004 step-00000005");
+  int was = rig_quiet_begin();
+  CHECK_EQ_I64(rig_newest("whole"), 2);
+  rig_quiet_end(was);
 }
 
 TEST(the_same_update_again) {
@@ -261,20 +287,20 @@ TEST(refused_folders) {
   CHECK(!rig_save("file", 1, 0));
 }
 
-/* Not a view's whole storage, not twice: tensor bytes and a little (1 % or 600 bytes a tensor). */
+/* Not a view's whole storage, not twice: tensor bytes and a little (1 %), compressed or not. */
 TEST(file_size) {
-  CHECK(rig_save("size", 1, 0));
-  int64_t bytes = 0;
-  for (int t = 0; t < RIG_TENSORS; t++)
-    bytes += rig_shape[t].rows * rig_shape[t].cols * (int64_t)dtype_bytes(rig_shape[t].dtype);
-  const int64_t file = file_size("size/step-00000001/rank-00000.h5");
-  CHECK(file >= bytes && file <= bytes + 600 * RIG_TENSORS + 2048);
   const int64_t rows = 4 << 20;
-  float *large = calloc((size_t)rows, sizeof *large);
-  struct tensor_slice s = {.name = "param/large", .dtype = DTYPE_F32, .global_rows = 8 * rows, .cols = 1, .rows = rows, .data = large};
-  CHECK(large && hdf5_write("large.h5", &s, 1, &failure)); /* an eighth of a tensor */
-  CHECK(file_size("large.h5") >= 4 * rows && file_size("large.h5") <= 4 * rows + 4 * rows / 100);
-  free(large);
+  uint32_t *noise = calloc((size_t)rows, sizeof *noise);
+  for (int64_t i = 0; noise && i < rows; i++) noise[i] = (uint32_t)hash_word(&i, sizeof i, 7);
+  struct tensor_slice s = {.name = "param/large", .dtype = DTYPE_F32, .global_rows = 8 * rows, .cols = 1, .rows = rows, .data = noise};
+  const struct hdf5_options options[] = {{CHECKPOINT_ZSTD, NULL}, {CHECKPOINT_STORE, NULL}};
+  for (int i = 0; i < 2; i++) {
+    CHECK(noise && hdf5_write_with("large.h5", &options[i], &s, 1, &failure)); /* an eighth of a tensor */
+    CHECK(file_size("large.h5") >= 4 * rows && file_size("large.h5") <= 4 * rows + 4 * rows / 100);
+  }
+  free(noise);
+  CHECK(rig_save("size", 1, 0));
+  CHECK(file_size("size/step-00000001/rank-00000.h5") <= 40000); /* the three are 36 KB */
 }
 
 static void tests(void) {
@@ -284,6 +310,8 @@ static void tests(void) {
   RUN(rows_missing_or_twice);
   RUN(other_shapes);
   RUN(keep);
+  RUN(keep_every);
+  RUN(keep_counts_whole_ones);
   RUN(the_same_update_again);
   RUN(going_back);
   RUN(latest_and_list);

@@ -26,6 +26,7 @@ PROGRAM = os.path.join(BUILD, "fp4d")
 DONE, USAGE, DATA, DEVICE, SYSTEM, CHECKPOINT, PREEMPTED, COMMUNICATION, CONFIG, DIVERGED = (
     0, 64, 65, 69, 71, 74, 75, 76, 78, 80)
 
+os.environ["HDF5_PLUGIN_PATH"] = os.path.join(BUILD, "plugins")  # for h5py: compressed checkpoints
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMI", "PRTE_"))}
 ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", LC_ALL="C")
 

@@ -227,6 +227,8 @@ case("two_ranks_say_it_once", lambda: refused(DATA, r"nowhere\.tokens", "train",
 
 # Steps 1 and 2 of a run that goes on to 3.
 place.train("run", {"checkpoint.every": 1, "checkpoint.keep": 0, "run.stop_after_update": 2}).expect(PREEMPTED)
+# Its twin without compression, for tests that change elements in place.
+place.train("plain", {"checkpoint.every": 1, "checkpoint.keep": 0, "run.stop_after_update": 2, "checkpoint.compression": "store"}).expect(PREEMPTED)
 OLD, NEW = "work/run/checkpoints/step-00000001", "work/run/checkpoints/step-00000002"
 RANK_BYTES = os.path.getsize(place.at("run/checkpoints/step-00000002/rank-00000.h5"))
 TRAIN = ("train", "tiny.yaml", "--set", "run.folder=work/run", "--set", "checkpoint.keep=0")
@@ -288,7 +290,7 @@ for name, change in (
         ("empty", lambda m: b""), ("cut", lambda m: m[:len(m) // 2]), ("zeros", lambda m: bytes(len(m))), ("noise", lambda m: bytes(range(256)) * 9),
         ("list", lambda m: b"[]"), ("null", lambda m: b"null"), ("other", lambda m: b"{}"), ("deep", lambda m: b"[" * 200000),
         ("key_twice", lambda m: m.replace(b'"format"', b'"update": 2, "format"', 1)), ("no_files", lambda m: re.sub(rb"(?s)\[.*\]", b"[]", m)),
-        ("version", lambda m: m.replace(b'"version": 1', b'"version": 2')), ("update", lambda m: re.sub(rb'"update": \d', b'"update": 7', m, count=1)),
+        ("version", lambda m: m.replace(b'"version": 2', b'"version": 3')), ("update", lambda m: re.sub(rb'"update": \d', b'"update": 7', m, count=1)),
         ("bytes", lambda m: m.replace(b'"bytes": ', b'"bytes": -')), ("path", lambda m: m.replace(b"rank-00000", b"../../rank-00000")),
         ("seed", lambda m: m.replace(b'\\"seed\\":42', b'\\"seed\\":43')), ("samples", lambda m: re.sub(rb'samples\\":\d+', rb'samples\\":9', m)),
         ("digest", lambda m: re.sub(rb'"xxh3_128": "(....)', rb'"xxh3_128": "\1\1', m, count=1)),
@@ -414,6 +416,16 @@ def reseal(step, change):
     write(path, json.dumps(manifest).encode())
 
 
+def version_1():
+    """The format before compression."""
+    shutil.copytree(place.at("plain"), place.at("work/run"), symlinks=True)
+    reseal(NEW, lambda manifest: manifest.update(version=1))
+    place.command(*TRAIN, environment=ENVIRONMENT).expect(DONE, r"at update 2\n")
+
+
+case("version_1", version_1)
+
+
 def forged(change, pattern):
     """A manifest whose digest holds but whose meta nobody can have written."""
     def change_meta(manifest):
@@ -429,7 +441,7 @@ def poisoned(tensor, value, pattern):
     """One element of a tensor, in a checkpoint whose digests hold: named before an update spreads it."""
     if not have_h5py():
         raise Skipped("no h5py")
-    shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
+    shutil.copytree(place.at("plain"), place.at("work/run"), symlinks=True)
     path = place.at(NEW, "rank-00000.h5")
     code = "import h5py, sys; d = h5py.File(sys.argv[1], 'r')[sys.argv[2]]; print(d.id.get_offset() + d.size // 2 * 4)"
     at = int(subprocess.run([H5PY_PYTHON, "-c", code, path, tensor], capture_output=True, text=True, timeout=LIMIT, check=True).stdout)
@@ -461,7 +473,7 @@ def outgrown():
     """Finite weights whose output is not: generate names it, eval writes it down."""
     if not have_h5py():
         raise Skipped("no h5py")
-    shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
+    shutil.copytree(place.at("plain"), place.at("work/run"), symlinks=True)
     path = place.at(NEW, "rank-00000.h5")
     code = "import h5py, sys; d = h5py.File(sys.argv[1], 'r')[sys.argv[2]]; print(d.id.get_offset(), d.size)"
     at, n = map(int, subprocess.run([H5PY_PYTHON, "-c", code, path, "master/output.weight"], capture_output=True, text=True, timeout=LIMIT,

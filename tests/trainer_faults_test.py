@@ -18,7 +18,8 @@ import time
 from fp4d import (CHECKPOINT, COMMUNICATION, CONFIG, DIVERGED, DONE, ENVIRONMENT, LIMIT, PREEMPTED, PROGRAM, SYSTEM, Job, Place,
                   Skipped, Wrong, built_in_routes, check, ignore_hangups, launcher, main, route_settings, same, take_hangups, words)
 
-EVERY = {"checkpoint.every": 1, "checkpoint.keep": 0}
+# Faults come at an update: what was saved before it is then no matter of chance.
+EVERY = {"checkpoint.every": 1, "checkpoint.keep": 0, "checkpoint.async": False}
 SHORT = {"limits.heartbeat_s": 5}
 LONG = {"train.updates": 1000000, "optimizer.schedule": "constant", "optimizer.min_lr": 0, "checkpoint.at_end": False}
 NOBODY = 65534

@@ -259,6 +259,8 @@ static void check_disk(struct report *r, const struct config *c, const char *fol
   int64_t bytes = plan_checkpoint_bytes(c), saves = c->checkpoint.at_end ? 1 : 0;
   if (c->checkpoint.every > 0) saves += c->train.updates / c->checkpoint.every;
   int64_t kept = c->checkpoint.keep > 0 && c->checkpoint.keep < saves ? c->checkpoint.keep + 1 : saves;
+  if (c->checkpoint.keep > 0 && c->checkpoint.keep_every > 0) kept += c->train.updates / c->checkpoint.keep_every;
+  if (kept > saves) kept = saves;
   if (some || kept < 1) kept = 1; /* the others are there, or are only made on a signal */
   double need = (double)bytes * (double)kept, have = (double)fs.f_bavail * (double)fs.f_frsize;
   if (need <= have) {

@@ -12,12 +12,14 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "checkpoints/checkpoint.h"
 #include "data/source.h"
 #include "model/model.h"
 
 enum { CONFIG_TEXT = 512 };
 
 enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_COSINE, SCHEDULE_WSD };
+enum checkpoint_failure { CHECKPOINT_CONTINUE, CHECKPOINT_STOP };
 enum divergence_policy { DIVERGENCE_RECORD, DIVERGENCE_HALT, DIVERGENCE_SKIP };
 
 struct config {
@@ -88,7 +90,12 @@ struct config {
   struct {
     int64_t every; /* updates; 0 = never (only at the end and on signals) */
     int64_t keep;  /* newest kept; 0 = all */
+    int64_t keep_every; /* and each update that is a multiple; 0 = none */
     bool at_end;
+    bool async;    /* written by a thread while training goes on */
+    int64_t threads; /* that compress; 0 = half of the rank's, at most 8 */
+    enum checkpoint_compression compression;
+    enum checkpoint_failure on_failure;
   } checkpoint;
 
   struct {

@@ -17,7 +17,8 @@
 
 #include "base/error.h"
 
-enum { CONTROL_CHECKPOINT = 1, CONTROL_STOP = 2 };
+/* CONTROL_SAVING is no request: a rank adds it that is busy with a checkpoint (trainer/saving.h). */
+enum { CONTROL_CHECKPOINT = 1, CONTROL_STOP = 2, CONTROL_SAVING = 4 };
 
 bool control_install(struct error *e);
 

@@ -15,18 +15,18 @@
 #include "trainer/evaluate.h"
 #include "trainer/optimizer.h"
 #include "trainer/report.h"
+#include "trainer/saving.h"
 
 /* One rank's view of the loop. */
 struct loop {
   struct run *run;
-  struct state *state;
+  struct saving saving;
   struct record_file *records; /* rank 0 */
   struct loader *loader;
   struct share *shares; /* [world] */
   struct timeline time;
   double started;        /* clock at the loop's start */
   int64_t first_update;  /* of this process */
-  int64_t saved_update;  /* the newest checkpoint's update; -1 none */
   double peak_flops;     /* of one rank */
   double flops_per_token;
 };
@@ -225,29 +225,6 @@ static bool validate(struct loop *l, struct error *e) {
   return write_record(l, o, e);
 }
 
-/* A failed save is reported and the run goes on, with its older checkpoints. */
-static bool save(struct loop *l, struct error *e) {
-  struct run *run = l->run;
-  if (l->saved_update == run->update) return true;
-  comm_enter(run->comm, COMM_SAVE, "checkpoint", run->update);
-  double t0 = clock_seconds();
-  bool good = run_fault(run, "save-error", run->update)
-                  ? error_set(e, ERROR_CHECKPOINT, "save refused by the configured fault")
-                  : true;
-  good = comm_agree(run->comm, good, e) && state_save(l->state, run, e);
-  if (!good) {
-    if (run->rank == 0) log_warning("update %" PRId64 ": checkpoint not saved: %s", run->update, e->message);
-    return false;
-  }
-  l->saved_update = run->update;
-  json_t *o = json_object();
-  record_text(o, "kind", "checkpoint");
-  record_integer(o, "update", run->update);
-  record_real(o, "seconds", clock_seconds() - t0);
-  if (run->rank == 0) log_info("update %6" PRId64 "  saved in %.2f s", run->update, clock_seconds() - t0);
-  return write_record(l, o, e);
-}
-
 static bool stopped(const struct run *run, struct error *e) {
   error_set(e, ERROR_PREEMPTED, "stopped on request after update %" PRId64 " of %" PRId64, run->update, run->config.train.updates);
   return error_hint(e, "start the same command again to go on");
@@ -309,33 +286,39 @@ static bool one_update(struct loop *l, struct error *e) {
   return true;
 }
 
-static bool train(struct loop *l, struct error *e) {
+/* After an update: what ranks were asked for, and what is under way. *stop: leave now. */
+static bool between_updates(struct loop *l, int64_t asked, bool *stop, struct error *e) {
   struct run *run = l->run;
   const struct config *c = &run->config;
+  const int64_t done = run->update;
+  const bool last = done == c->train.updates;
+  if ((due(c->validation.every, done) || last) && !validate(l, e)) return false;
 
+  int64_t requests = control_take() | saving_busy(&l->saving);
+  if (!comm_or_i64(run->comm, &requests, 1, e)) return false;
+  if (!saving_poll(&l->saving, requests & CONTROL_SAVING, e) && !saving_tolerates(&l->saving, e)) return false;
+  requests = (requests & ~CONTROL_SAVING) | asked;
+  if (c->run.stop_after_update == done) requests |= CONTROL_STOP;
+  *stop = (requests & CONTROL_STOP) && !last;
+  if (!due(c->checkpoint.every, done) && !(last && c->checkpoint.at_end) && requests == 0) return true;
+  const bool leaving = *stop || last;
+  const bool good = saving_begin(&l->saving, e) && (!leaving || saving_finish(&l->saving, e));
+  return good || (!leaving && saving_tolerates(&l->saving, e));
+}
+
+static bool train(struct loop *l, struct error *e) {
+  struct run *run = l->run;
   /* Asked to stop during the start: the state is the checkpoint's, or nobody's work yet. */
   int64_t early = control_take();
   if (!comm_or_i64(run->comm, &early, 1, e)) return false;
   if (early & CONTROL_STOP) return stopped(run, e);
 
-  while (run->update < c->train.updates) {
-    if (!one_update(l, e)) return false;
-
-    const int64_t done = run->update;
-    const bool last = done == c->train.updates;
-    if ((due(c->validation.every, done) || last) && !validate(l, e)) return false;
-
-    int64_t requests = control_take();
-    if (!comm_or_i64(run->comm, &requests, 1, e)) return false;
-    requests |= early;
+  while (run->update < run->config.train.updates) {
+    bool stop = false;
+    if (!one_update(l, e) || !between_updates(l, early, &stop, e)) return false;
     early = 0;
-    if (c->run.stop_after_update == done) requests |= CONTROL_STOP;
-    const bool stop = (requests & CONTROL_STOP) && !last;
-    const bool wanted = due(c->checkpoint.every, done) || (last && c->checkpoint.at_end) || requests != 0;
-    if (wanted && !save(l, e) && (stop || last || e->code != ERROR_CHECKPOINT)) return false;
     if (stop) return stopped(run, e);
   }
-  comm_enter(run->comm, COMM_FINISH, "finish", run->update);
   return true;
 }
 
@@ -343,17 +326,23 @@ bool loop_train(struct run *run, struct state *state, struct record_file *record
   const struct config *c = &run->config;
   struct loop l = {
       .run = run,
-      .state = state,
       .records = records,
       .started = clock_seconds(),
       .first_update = run->update + 1,
-      .saved_update = run->update > 0 ? run->update : -1,
       .peak_flops = report_peak_flops(run),
       .flops_per_token = model_config_flops(&c->model.shape, c->train.seq_len, true),
   };
+  saving_open(&l.saving, run, state, records);
   model_on_phase(run->model, on_model_phase, &l);
   const bool good = open_loader(&l, e) && train(&l, e);
   loader_close(l.loader);
   free(l.shares);
+  /* What is under way where all ranks end alike comes to its end; it is reported there. */
+  struct error late;
+  if ((good || e->code == ERROR_DIVERGED) && !saving_finish(&l.saving, &late) && good && !saving_tolerates(&l.saving, &late)) {
+    *e = late;
+    return false;
+  }
+  if (good) comm_enter(run->comm, COMM_FINISH, "finish", run->update);
   return good;
 }

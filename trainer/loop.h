@@ -1,7 +1,7 @@
 /* The update loop.
  *
  *   load -> forward/backward (x accumulation) -> reduce -> judge -> step -> record
- *        -> [validate] -> [checkpoint] -> next, or leave
+ *        -> [validate] -> [checkpoint: begin, or go on with (trainer/saving.h)] -> next, or leave
  *
  * Everything that decides (verdicts, signals, when to stop) is computed from
  * values that are equal on every rank, so all ranks take the same way.

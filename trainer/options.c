@@ -30,6 +30,8 @@ static const struct option_word boundaries[] = {
     {"predict", DATA_BOUNDARY_PREDICT}, {"mask", DATA_BOUNDARY_MASK}, {NULL, 0}};
 static const struct option_word attentions[] = {
     {"whole", DATA_ATTENTION_WHOLE}, {"document", DATA_ATTENTION_DOCUMENT}, {NULL, 0}};
+static const struct option_word compressions[] = {{"zstd", CHECKPOINT_ZSTD}, {"store", CHECKPOINT_STORE}, {NULL, 0}};
+static const struct option_word failures[] = {{"continue", CHECKPOINT_CONTINUE}, {"stop", CHECKPOINT_STOP}, {NULL, 0}};
 static const struct option_word levels[] = {{"error", 0}, {"warning", 0}, {"info", 0}, {"debug", 0}, {NULL, 0}};
 
 static const struct option top_rows[] = {
@@ -231,8 +233,18 @@ static const struct option checkpoint_rows[] = {
      .unit = "updates", .help = "Save after each n-th update. 0: only on signals and at the end."},
     {.key = "keep", .type = OPTION_INTEGER, IN(checkpoint.keep), .low = 0, .high = 1000000, .fallback = "3",
      .unit = "checkpoints", .help = "How many of the newest to keep. 0: all."},
+    {.key = "keep_every", .type = OPTION_INTEGER, IN(checkpoint.keep_every), .low = 0, .high = COUNT_MAX, .fallback = "0",
+     .unit = "updates", .help = "Checkpoints of multiples of this update stay as well, for ever. 0: none."},
     {.key = "at_end", .type = OPTION_BOOL, IN(checkpoint.at_end), .fallback = "true",
      .help = "Save after the last update."},
+    {.key = "async", .type = OPTION_BOOL, IN(checkpoint.async), .fallback = "true",
+     .help = "A save stops training for the copy into a staging buffer alone; a thread writes it. It counts, and is called saved, after the update in which it became durable."},
+    {.key = "compression", .type = OPTION_WORD, IN(checkpoint.compression), .words = compressions, .fallback = "zstd",
+     .help = "zstd: bytes shuffled, level 1, each chunk with a checksum. store: as they are."},
+    {.key = "threads", .type = OPTION_INTEGER, IN(checkpoint.threads), .low = 0, .high = 1024, .fallback = "0",
+     .help = "Threads of a rank that compress. 0: half of run.threads, 1 to 8."},
+    {.key = "on_failure", .type = OPTION_WORD, IN(checkpoint.on_failure), .words = failures, .fallback = "continue",
+     .help = "What a save that fails does to the run, whose older checkpoints stay: it goes on, or stops with exit code 74. The last save, and one before leaving on request, must not fail."},
 };
 
 static const struct option validation_rows[] = {

@@ -7,6 +7,7 @@
 #include "base/threads.h"
 #include "data/loader.h"
 #include "trainer/run.h"
+#include "trainer/state.h"
 
 /* Seconds a token of a block's linears at a machine's peaks: fprop, and the three contractions. */
 static void block_seconds(const struct config *c, const struct machine *m, int layer, double *fprop, double *all) {
@@ -142,7 +143,11 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
   snprintf(host, sizeof host, "in the host's memory: %d updates of 1/%" PRId64 " of the batch, and the one in use", LOADER_AHEAD, ranks);
   print_bytes(out, "samples read ahead", (double)loader_bytes(share, c->train.seq_len, c->data.attention == DATA_ATTENTION_DOCUMENT),
               large, host);
-  print_bytes(out, "a checkpoint", (double)plan_checkpoint_bytes(c), large, "of all ranks together");
+  print_bytes(out, "a checkpoint", (double)plan_checkpoint_bytes(c), large, "of all ranks together, before compression");
+  snprintf(scratch, sizeof scratch, "a rank's share of it, of %" PRId64 ", in host memory", ranks);
+  print_bytes(out, "checkpoint staging", (double)plan_checkpoint_bytes(c) / (double)ranks, large, scratch);
+  if (state_compressing_bytes(c, threads) > 0)
+    print_bytes(out, "  compressing", (double)state_compressing_bytes(c, threads), large, "host memory of a rank, while it saves");
 }
 
 static void print_peaks(FILE *out, const struct machine *m) {

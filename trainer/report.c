@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "trainer/plan.h"
 #include "trainer/version.h"
 
 /* A longer wait for samples, of more of the update, is said. */
@@ -165,6 +166,7 @@ json_t *report_start(struct run *run, bool resumed) {
   for (int i = 0; i < ARENA_CATEGORY_COUNT; i++)
     record_integer(memory, arena_category_name((enum arena_category)i), (int64_t)run->arena.by_category[i]);
   record_integer(memory, "total", (int64_t)run->arena.used);
+  record_integer(memory, "checkpoint_staging", plan_checkpoint_bytes(c) / run->world);
   json_object_set_new(o, "memory_bytes", memory);
 
   if (run->rank == 0) {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "checkpoints/chunk.h"
 #include "kernels/formats.h"
 #include "trainer/changes.h"
 #include "trainer/match.h"
@@ -52,7 +53,33 @@ struct state {
   const char **device; /* where slice i comes from */
   int n;
   char *staging;
+  struct threads *threads; /* that compress */
+  struct checkpoint_saver *saver;
 };
+
+/* Threads that compress: checkpoint.threads, or half of those that compute. */
+static int compressors(const struct config *c, int threads) {
+  enum { MOST = 8 };
+  if (c->checkpoint.compression != CHECKPOINT_ZSTD) return 1;
+  if (c->checkpoint.threads > 0) return (int)c->checkpoint.threads;
+  return threads < 2 ? 1 : threads / 2 < MOST ? threads / 2 : MOST;
+}
+
+int64_t state_compressing_bytes(const struct config *c, int threads) {
+  if (c->checkpoint.compression != CHECKPOINT_ZSTD) return 0;
+  return compressors(c, threads) * (int64_t)chunk_coder_bytes(CHUNK_BYTES);
+}
+
+static bool open_saver(struct state *s, struct run *run, struct error *e) {
+  const struct config *c = &run->config;
+  char folder[1024];
+  s->threads = threads_create(compressors(c, run->threads), e);
+  if (!s->threads) return false;
+  const struct checkpoint_policy policy = {(int)c->checkpoint.keep, c->checkpoint.keep_every, c->checkpoint.compression, s->threads};
+  state_folder(c->run.folder, folder, sizeof folder);
+  s->saver = checkpoint_saver_open(run->comm, folder, &policy, c->checkpoint.async, e);
+  return s->saver != NULL;
+}
 
 struct state *state_open(struct run *run, struct error *e) {
   struct tensor_kind kinds[SLICE_KINDS];
@@ -78,7 +105,9 @@ struct state *state_open(struct run *run, struct error *e) {
   if (!s->staging) goto failed;
   char *at = s->staging;
   for (int i = 0; i < s->n; at += slice_bytes(&s->slices[i++])) s->slices[i].data = at;
-  return s;
+  if (open_saver(s, run, e)) return s;
+  state_close(s);
+  return NULL;
 
 failed:
   state_close(s);
@@ -88,6 +117,8 @@ failed:
 
 void state_close(struct state *s) {
   if (!s) return;
+  checkpoint_saver_close(s->saver); /* first: its thread reads the others */
+  threads_destroy(s->threads);
   free(s->slices);
   free(s->device);
   free(s->staging);
@@ -95,18 +126,17 @@ void state_close(struct state *s) {
 }
 
 bool state_save(struct state *s, struct run *run, struct error *e) {
-  char folder[1024];
-  state_folder(run->config.run.folder, folder, sizeof folder);
   for (int i = 0; i < s->n; i++)
     run->device->k->download(run->device, s->slices[i].data, s->device[i], slice_bytes(&s->slices[i]));
   bool good = run->device->k->synchronize(run->device, e);
   char *meta = good ? state_meta(run) : NULL;
   if (good && !meta) good = error_set(e, ERROR_SYSTEM, "out of memory");
-  good = comm_agree(run->comm, good, e) && checkpoint_save(run->comm, folder, run->update, s->slices, s->n, meta,
-                                                           (int)run->config.checkpoint.keep, e);
+  good = comm_agree(run->comm, good, e) && checkpoint_saver_begin(s->saver, run->update, s->slices, s->n, meta, e);
   free(meta);
   return good;
 }
+
+struct checkpoint_saver *state_saver(struct state *s) { return s->saver; }
 
 /* ---- restoring ------------------------------------------------------------ */
 

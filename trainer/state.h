@@ -10,13 +10,21 @@
 #include "checkpoints/checkpoint.h"
 #include "trainer/run.h"
 
-/* This rank's share, staged in host memory; made once, at start-up. */
+/* This rank's share, staged in host memory, and who writes it; made once, at start-up. */
 struct state;
 struct state *state_open(struct run *run, struct error *e);
 void state_close(struct state *s);
 
-/* Saves after run->update; all ranks. On failure older checkpoints stay. */
+/* What compressing takes of a rank's host memory, beside the staging buffer, which has the
+ * size of its share of a checkpoint. */
+int64_t state_compressing_bytes(const struct config *c, int threads);
+
+/* Begins to save after run->update (all ranks): copies into the staging buffer, and writes
+ * it or, with checkpoint.async, has it written.  On failure older checkpoints stay. */
 bool state_save(struct state *s, struct run *run, struct error *e);
+
+/* To go on with that save: checkpoints/checkpoint.h. */
+struct checkpoint_saver *state_saver(struct state *s);
 
 /* Which checkpoint a start continues from. */
 enum resume_kind { RESUME_AUTO, RESUME_NONE, RESUME_PATH };
