@@ -155,6 +155,18 @@ def test_eval_is_the_same_every_time():
             check(again == first, f"{route}: {np} ranks, local batch {local_batch}", f"{again}\n{first}")
 
 
+def test_eval_with_scales_of_a_micro_batch():
+    """A tensor's factor spans the samples of a micro-batch: its neighbours are the same at any number of ranks."""
+    settings = {"route": "nvfp4-global", "train.param_dtype": "bf16", "train.local_batch": 2, "train.global_batch": 48}
+    place().run("spanned", {**settings, "train.global_batch": 8, "train.updates": 2, "optimizer.warmup_updates": 1})
+    first, _ = evaluate("spanned", "first.json", samples=7, **settings)
+    for np in (2, 3, 4):
+        again, _ = evaluate("spanned", "again.json", np, samples=7, **settings)
+        check(again == first, f"{np} ranks", f"{again}\n{first}")
+    other, _ = evaluate("spanned", "other.json", samples=7, **{**settings, "train.local_batch": 1})
+    check(other["loss"] != first["loss"], "another micro-batch is another factor")
+
+
 def test_interval_and_sources():
     r, text = evaluate(whole(), "r.json")
     nll, targets = r["sequence_nll"], r["sequence_targets"]
