@@ -14,7 +14,7 @@ import tempfile
 import data_run_cases
 import token_files
 from data_run_cases import CASES, GLOBAL_BATCH, SEQ_LEN
-from fp4d import CONFIG_BASE, DATA, DONE, PREEMPTED, PROGRAM, ROOT, Job, Place, check, main, same, write_config, words
+from fp4d import CONFIG, CONFIG_BASE, DATA, DONE, PREEMPTED, PROGRAM, ROOT, Job, Place, check, main, same, write_config, words
 from token_files import BOS, EOS, VOCAB, Stream, corpus, encode
 
 
@@ -410,6 +410,27 @@ def test_invalid_text_by_policy():
         place.command("prepare", config, "--force", "--set", "data.invalid_utf8=" + policy).expect(DONE)
         made = Stream(place.at("odd-text.train")).documents
         same([bytes(d[:-1]).decode() for d in made], texts, policy)
+
+
+def test_tokenizer_and_vocabulary():
+    """A vocabulary that the model lacks is refused before the work; a stream of another tokenizer is told."""
+    if not os.path.exists(place.at("three-texts")):
+        token_files.write_texts(place.at("three-texts"), [b"first", b"second one", b"third"])
+    token_files.write_tokenizer_json(place.at("wide.json"), [f"<|{i}|>" for i in range(9)])
+    config = place.config("wide", ["three-texts"], **{"data.tokenizer": "wide.json"})
+    place.command("prepare", config).expect(CONFIG, r"vocab_size: 258 is less than the 265 ids of data\.tokenizer wide\.json")
+    check(not os.path.exists(place.at("wide.train")), "nothing was made")
+    token_files.write_tokenizer_json(place.at("gpt2.json"), ["<|endoftext|>"])
+    config = place.config("told", ["three-texts"], **{"data.tokenizer": "gpt2.json", "train.seq_len": 4, "train.updates": 1})
+    place.command("prepare", config).expect(DONE)
+    out = place.go("told").expect(DONE)
+    check("tokenizer" not in out.text, "nothing to tell", out.text)
+    for name, pattern in (("bytes", r"made with tokenizer gpt2-\w+, data\.tokenizer is bytes"), ("gone.json", r"made with tokenizer gpt2-\w+, .*gone\.json")):
+        place.go("told", "told-" + name, data__tokenizer=name).expect(DONE, pattern)
+    token_files.write_raw(place.at("marks.bin"), [[1] * 99])
+    for mark in ("bos", "eos"):
+        config = place.config("marks", [{"path": "marks.bin", "format": "raw-u16", mark: VOCAB}], "index")
+        place.command("index", config).expect(CONFIG, rf"{mark} {VOCAB} is no id")
 
 
 # ---- nothing is dropped in silence ---------------------------------------------------

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "data/data.h"
 #include "data/prepare.h"
+#include "data/tokenizer.h"
 #include "trainer/command.h"
 #include "trainer/config.h"
 #include "trainer/table.h"
@@ -129,8 +130,21 @@ static void print_result(const struct config *c, const struct data_prepared *don
 
 /* ---- the command ----------------------------------------------------------- */
 
+/* What the model could not take is said before hours of work. */
+static bool fits_the_model(const struct config *c, struct error *e) {
+  struct tokenizer *t = tokenizer_open(c->data.tokenizer, e);
+  if (!t) return false;
+  const int32_t ids = tokenizer_info(t)->vocab_size;
+  tokenizer_close(t);
+  if (ids <= c->model.shape.vocab_size) return true;
+  error_set(e, ERROR_CONFIG, "model.vocab_size: %" PRId64 " is less than the %d ids of data.tokenizer %s", c->model.shape.vocab_size, ids,
+            c->data.tokenizer);
+  return error_hint(e, "set model.vocab_size to %d or more", ids);
+}
+
 static bool prepare(const struct config *c, bool go_on, struct error *e) {
   if (c->data.n_sources == 0) return error_set(e, ERROR_CONFIG, "data.sources is empty: nothing to prepare from");
+  if (!fits_the_model(c, e)) return false;
   const bool validate = c->data.validation[0] != 0;
   const struct data_prepare p = {.sources = c->data.source,
                                  .n_sources = (int)c->data.n_sources,

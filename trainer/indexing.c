@@ -40,6 +40,11 @@ static bool check_sources(const struct config *c, struct error *e) {
   }
   for (int64_t i = 0; i < c->data.n_sources; i++) {
     const struct data_source *s = &c->data.source[i];
+    if (s->bos >= c->model.shape.vocab_size || s->eos >= c->model.shape.vocab_size) {
+      const bool bos = s->bos >= c->model.shape.vocab_size;
+      return error_set(e, ERROR_CONFIG, "data.sources: %s: %s %" PRId64 " is no id of model.vocab_size %" PRId64, s->name, bos ? "bos" : "eos",
+                       bos ? s->bos : s->eos, c->model.shape.vocab_size);
+    }
     if (tokens_is_source(s) || (s->format == DATA_AUTO && !file_exists(s->path))) continue; /* one that is not there says so itself */
     error_set(e, ERROR_CONFIG, "data.sources: %s is not known to hold token files", s->path);
     return error_hint(e, "give its format (raw-u16, raw-u32, megatron, llmc, npy); a source of text needs `fp4d prepare` and a stream in data.train");

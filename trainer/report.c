@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "data/tokenizer.h"
 #include "trainer/plan.h"
 #include "trainer/version.h"
 
@@ -137,6 +138,20 @@ static void describe_line(void *context, const char *text) {
   json_array_append_new(context, json_string(text));
 }
 
+/* The run reads no text, but what generates or scores with it later does. */
+static void warn_of_tokenizer(const struct run *run) {
+  const char *const made = stream_info(run->train)->tokenizer, *const named = run->config.data.tokenizer;
+  struct error e;
+  if (!made[0] || strcmp(made, named) == 0) return;
+  struct tokenizer *t = tokenizer_open(named, &e);
+  if (!t)
+    log_warning("%s was made with tokenizer %s, and data.tokenizer cannot be used: %s", run->config.data.train, made, e.message);
+  else if (strcmp(made, tokenizer_info(t)->name) != 0)
+    log_warning("%s was made with tokenizer %s, data.tokenizer is %s: set it to what made the stream, or generate and score read other text",
+                run->config.data.train, made, tokenizer_info(t)->name);
+  tokenizer_close(t);
+}
+
 json_t *report_start(struct run *run, bool resumed) {
   const struct config *c = &run->config;
   json_t *o = json_object(), *memory = json_object(), *executed = json_array();
@@ -181,6 +196,7 @@ json_t *report_start(struct run *run, bool resumed) {
     hash_text(stream_info(run->train)->digest, text);
     log_info("training stream    %s, %" PRId64 " tokens, %" PRId64 " samples an epoch and %" PRId64 " tokens over", text,
              stream_info(run->train)->tokens, data_order_epoch_samples(&run->train_order), data_order_dropped_tokens(&run->train_order));
+    warn_of_tokenizer(run);
     run_documents_text(c, documents);
     log_info("documents: %s", documents);
     model_describe(run->model, describe_line, executed);
