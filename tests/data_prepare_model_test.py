@@ -193,6 +193,48 @@ def tokenizer_json(names, config=None):
     return f"{folder}/tokenizer.json"
 
 
+def counts_of(settings):
+    """By source: documents, empty, invalid, U+FFFD put, dropped for it, duplicates: read anew, beside the model."""
+    rows, seen = [], set()
+    for source in settings["sources"]:
+        row = [0] * 6
+        for path in model.files_of(source["path"]):
+            for data, lone in model.records(path, source.get("text_key", "text")):
+                row[0] += 1
+                row[1] += not data
+                put = data.decode("utf-8", "replace").count("\ufffd") - data.decode("utf-8", "ignore").count("\ufffd")
+                if put or lone:
+                    if settings["invalid_utf8"] == "drop":
+                        row[4] += 1
+                        continue
+                    row[2] += 1
+                    row[3] += lone + (put if "encode" in settings else 0)
+                same = model.normalised(model.apply_policy(data, lone, "replace", "encode" not in settings))
+                row[5] += bool(data) and same in seen
+                if data:
+                    seen.add(same)
+        rows.append(row)
+    return rows
+
+
+def test_counts():
+    """The table of what became of every source."""
+    path = tokenizer_json(["<|endoftext|>"])
+    for policy in ("replace", "drop"):
+        for more in ({}, {"tokenizer": path, "encode": lambda t: [(b * 37 + 11) % 256 for b in t], "vocab": 257}):
+            settings = bytes_settings(make_corpus(20, 240), invalid_utf8=policy, **more)
+            os.chdir(ROOM)
+            run(settings)
+            out = Job([PROGRAM, "prepare", "run.yaml", "--force"], ROOM).end(120).expect(DONE).text
+            found = [[int(n) for n in re.search(r"^ +%s +[\d.]+ +\d+ +(.*)$" % name, out, re.M).group(1).split()] for name in ("alpha", "beta")]
+            want = counts_of(settings)
+            check([row[:6] for row in found] == [row for row in want], f"{policy}: table {found}, expected {want}")
+            check(want[0][5] + want[1][5] > 3 and want[0][2] + want[0][4] > 5 and want[0][1] > 0, f"the corpus has every case: {want}")
+            with open(os.path.join(ROOM, "v.tokens"), "rb") as f:
+                held = int.from_bytes(f.read(40)[32:], "little")
+            check(sum(row[7] for row in found) == held, f"held out: {found}, {held} documents in the stream")
+
+
 def test_tokenizers():
     """One token that is both BOS and EOS: one of them a document, at its end; or at its beginning where only BOS is asked for."""
     for names, ids in ((["<|endoftext|>"], (256, 256)), (["<s>", "</s>"], (256, 257))):
