@@ -17,6 +17,7 @@
 #include "data/prepare_parts.h"
 #include "data/stream_file.h"
 
+#define FINISHED ".work-finished" /* the work folder, once the streams have their names */
 enum { LEAST_MEMORY = 4 << 20, USUAL_MEMORY = 1 << 30 };
 
 /* ---- the request ----------------------------------------------------------- */
@@ -115,7 +116,16 @@ static bool work_has(const char *train_path, const char *name) {
   return has;
 }
 
+/* What a finished preparation was removing when it was ended. */
+static void remove_finished(const char *train_path) {
+  char *path = NULL;
+  struct error none;
+  if (asprintf(&path, "%s" FINISHED, train_path) > 0 && file_exists(path)) file_remove_tree(path, ERROR_DATA, &none);
+  free(path);
+}
+
 enum data_prepare_left data_prepare_left(const char *train_path) {
+  remove_finished(train_path);
   if (work_has(train_path, PREPARE_PUBLISHING)) return PREPARE_PUBLISHING_LEFT;
   return work_has(train_path, "request") ? PREPARE_WORK_LEFT : PREPARE_NOTHING_LEFT;
 }
@@ -155,7 +165,7 @@ static bool claim_work(const struct preparation *p, const char *description, str
   const bool same = there && file_read(path, (size_t)1 << 32, ERROR_DATA, &before, &bytes, &none) && strcmp(before, description) == 0;
   bool ok = true;
   if (!same && p->request->go_on) {
-    error_set(e, ERROR_DATA, "one of the streams exists, and %s is of other sources or settings", p->work);
+    error_set(e, ERROR_DATA, "streams were being published, and %s is of other sources or settings", p->work);
     ok = error_hint(e, "--force makes both anew");
   } else if (!same) {
     if (there) log_info("%s is of other sources or settings: begun anew", p->work);
@@ -185,10 +195,13 @@ static bool open_sort(struct preparation *p, struct error *e) {
   return true;
 }
 
-/* Nothing finished is in the folder: it goes. */
-static void forget_empty_work(const struct preparation *p, bool any) {
-  struct error none;
-  if (p->work && !any) file_remove_tree(p->work, ERROR_DATA, &none);
+/* The folder goes, under another name, so that a kill cannot leave a part of it that looks like work. */
+static void forget_work(const struct preparation *p) {
+  char *finished = NULL;
+  remove_finished(p->request->train_path);
+  if (asprintf(&finished, "%s" FINISHED, p->request->train_path) > 0) rename(p->work, finished);
+  free(finished);
+  remove_finished(p->request->train_path);
 }
 
 /* ---- all of it ------------------------------------------------------------- */
@@ -247,7 +260,7 @@ bool data_prepare(const struct data_prepare *r, struct data_prepared *done, stru
   ok = ok && run_passes(&p, e);
   const bool finished_some = p.sort && sort_external_runs(p.sort) > 0;
   sort_external_close(p.sort);
-  if (mine) forget_empty_work(&p, !ok && finished_some);
+  if (mine && (ok || !finished_some)) forget_work(&p);
   if (ok) sum_up(done, r->n_sources);
   if (lock >= 0) close(lock);
   if (p.tokenizer) tokenizer_close(p.tokenizer);

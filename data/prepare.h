@@ -76,7 +76,7 @@ struct data_prepared {
 bool data_prepare(const struct data_prepare *p, struct data_prepared *done, struct error *e);
 
 /* What an earlier process left: nothing, work, or work that was being published when it was
- * ended, so that one of two streams may have its name already. */
+ * ended, so that the streams that have their names may be new or old ones. */
 enum data_prepare_left { PREPARE_NOTHING_LEFT, PREPARE_WORK_LEFT, PREPARE_PUBLISHING_LEFT };
 enum data_prepare_left data_prepare_left(const char *train_path);
 

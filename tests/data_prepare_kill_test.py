@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 
-from fp4d import DATA, DONE, Job, PROGRAM, check, main
+from fp4d import DATA, DONE, Job, PROGRAM, Skipped, check, main
 
 ROOM = tempfile.mkdtemp(prefix="fp4d-kill-")
 KILLS = 20
@@ -105,6 +105,33 @@ def test_killed():
     check(resumed >= 3, f"only {resumed} of {killed} starts went on from finished work")
 
 
+def test_killed_at_system_calls():
+    """At every rename and every removal in turn, so between any two of them: the same bytes, nothing left behind."""
+    if not shutil.which("strace"):
+        raise Skipped("no strace")
+    make_corpus(6, 8000)
+    configure()
+    clear()
+    start().end(240).expect(DONE)
+    want, killed = streams(), 0
+    for call in ("rename", "unlink", "rmdir", "unlinkat"):
+        for number in range(1, 100):
+            clear()
+            job = Job(["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGKILL:when={number}",
+                       PROGRAM, "prepare", "run.yaml"], ROOM)
+            job.process.wait(240)
+            if "ptrace" in job.text() or "PTRACE" in job.text():
+                raise Skipped("strace may not trace")
+            if job.process.returncode == DONE:
+                break
+            killed += 1
+            out = start().end(240).expect(DONE)
+            check(streams() == want, f"other bytes after a kill at {call} {number}", out.text)
+            left = sorted(n for n in os.listdir(ROOM) if n.startswith(("t.tokens", "v.tokens")))
+            check(left == ["t.tokens", "v.tokens"], f"left behind after a kill at {call} {number}: {left}", out.text)
+    check(killed > 12, f"{killed} kills")
+
+
 def test_killed_between_the_names():
     """One stream has its name and the other not: the next start finishes it, without --force."""
     make_corpus(3, 40000)
@@ -121,7 +148,7 @@ def test_killed_between_the_names():
         f.write(want[1])
     start().end(240).expect(DATA, r"v\.tokens exists and t\.tokens does not \(--force")
     open(at("t.tokens.work", "publishing"), "w").close()  # as it is there between the two names
-    start("--set", "data.seed=8").end(240).expect(DATA, r"one of the streams exists, and .* is of other sources or settings")
+    start("--set", "data.seed=8").end(240).expect(DATA, r"streams were being published, and .* is of other sources or settings")
     check(open(at("v.tokens"), "rb").read() == want[1], "the stream that is there stays")
     start().end(240).expect(DONE, "all sources are read already")
     check(streams() == want, "other bytes")

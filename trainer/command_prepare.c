@@ -181,14 +181,15 @@ static bool wanted(const struct config *c, bool *go_on, struct error *e) {
   if (!train && e->code != ERROR_NONE) return false;
   const bool validation = validate && existing(c, c->data.validation, e);
   if (validate && !validation && e->code != ERROR_NONE) return false;
+  *go_on = left == PREPARE_PUBLISHING_LEFT;
+  if (*go_on) return true;
   if (train && (validation || !validate)) {
     printf("nothing to do; --force makes them anew\n");
     if (left != PREPARE_NOTHING_LEFT)
       printf("%s.work is left of a preparation that was ended: --force goes on from it\n", c->data.train);
     return false;
   }
-  *go_on = train || validation;
-  if (*go_on && left != PREPARE_PUBLISHING_LEFT) { /* making both would change a stream that a run may have read */
+  if (train || validation) { /* making both would change a stream that a run may have read */
     error_set(e, ERROR_DATA, "%s exists and %s does not", train ? c->data.train : c->data.validation,
               train ? c->data.validation : c->data.train);
     return error_hint(e, "--force makes both anew");
