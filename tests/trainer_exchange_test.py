@@ -115,6 +115,14 @@ def test_new_keys():
         text = f.read()
     check("rope_theta: 5" in text and "original_max_position: 16" in text and "norm_eps: 1e-05" in text and "head_dim: 8" in text, "the model section", text)
 
+    odd = {**hf.config("gqa"), "num_attention_heads": 3, "num_key_value_heads": 1}
+    found = {name: ("BF16", shape, hf.encode(hf.values(name, shape), "BF16")) for name, shape in hf.shapes(odd).items()}
+    hf.write_model(fresh("odd"), odd, found)
+    bring_in("odd").expect(DONE)
+    take_out("odd-ckpt", "out").expect(DONE, "warning: out: hidden_size 32 is no multiple of num_attention_heads 3")
+    equal(found, hf.read_model(place.at("out"))[1], "three heads of 8 in a width of 32")
+    place.command("inspect", "odd-ckpt/step-00000000").expect(DONE, 'imported +\\{.*"from": ?"odd"')
+
     def twice(t):
         t["lm_head.weight"] = t["model.embed_tokens.weight"]
         t["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", [8], bytes(32))
@@ -190,6 +198,11 @@ def test_trained():
     for name in ("narrow", "wide"):
         bring_in(name).expect(DONE)
         same(loss(name + "-ckpt"), loss(step), "loss of " + name)
+    place.run("ranks", {"train.updates": 3}, 2)
+    check(len(os.listdir(place.step("ranks", 3))) == 3, "a file a rank")
+    take_out("ranks", "of-two").expect(DONE)
+    bring_in("of-two").expect(DONE)
+    same(loss("of-two-ckpt"), loss(place.step("ranks", 3)), "loss of a run of two ranks")
     take_out("narrow-ckpt", "again").expect(DONE)
     equal(hf.read_model(place.at("again"))[1], narrow[1], "a second way there and back")
 
@@ -208,6 +221,12 @@ def test_begin():
         same(place.updates("begun-" + dtype), place.updates("whole-" + dtype), "stopped and resumed")
         same(place.tensors("begun-" + dtype, 4), place.tensors("whole-" + dtype, 4), "tensors")
         check(place.lines("whole-" + dtype, "start")[0]["init_hash"] == place.meta("whole-" + dtype, 4)["init_hash"] != place.meta("trained", 3)["init_hash"], "hash of the beginning")
+        # AdamW's first step with moments of zero moves an element by lr and its decay at most
+        place.train("first-" + dtype, {**settings, "run.stop_after_update": 1}, 0, begin).expect(75)
+        take_out("first-" + dtype, "first", "--dtype", "fp32").expect(DONE)
+        before, after = hf.read_model(place.at("start"))[1], hf.read_model(place.at("first"))[1]
+        moved = [abs(x - y) / (1 + abs(x)) for name, (t, _, data) in before.items() for x, y in zip(hf.decode(data, t), hf.decode(after[name][2], "F32"))]
+        check(0.5 * 3e-3 < max(moved) < 1.01 * 3e-3, "the first step from the imported values", str(max(moved)))
         place.train("two-" + dtype, settings, 2, begin).expect(DONE)
         check([u["batch_hash"] for u in place.updates("two-" + dtype)] == [u["batch_hash"] for u in place.updates("whole-" + dtype)], "two ranks read the same")
     loss = {d: place.column("whole-" + d, "loss") for d in ("fp32", "bf16")}

@@ -206,6 +206,9 @@ bool export_llama(struct checkpoint *k, const struct llama_config *c, int64_t vo
   struct export x = {.k = k, .o = o, .temporary = temporary};
   const bool good = plan(&x, c, vocab_size, e) && export_configs(temporary, c, o->dtype, e) && export_copies(temporary, &o->tokenizer, e) &&
                     write_tensors(&x, e) && export_publish(temporary, o->folder, e);
+  if (good && c->model.hidden_size % c->model.n_heads != 0)
+    log_warning("%s: hidden_size %" PRId64 " is no multiple of num_attention_heads %" PRId64 ": transformers 5 refuses that", o->folder,
+                c->model.hidden_size, c->model.n_heads);
   int64_t bytes = 0;
   for (int i = 0; good && i < x.n; i++) bytes += x.out[i].bytes;
   if (good)

@@ -103,7 +103,7 @@ static void print_meta(const char *text) {
       inspect_line(key, "%.17g", json_real_value(value));
     else if (word && strlen(word) < 100 && !strchr(word, '\n'))
       inspect_line(key, "%s", word);
-    else if (strcmp(key, "route_constants") == 0)
+    else if (strcmp(key, "route_constants") == 0 || strcmp(key, "imported") == 0)
       print_object(key, value);
   }
   json_decref(meta);
