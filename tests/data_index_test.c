@@ -158,7 +158,7 @@ static void write_large(const char *path, int64_t tokens, uint64_t seed) {
 }
 
 TEST(threads_and_processes_agree) {
-  write_large(at("large0.npy"), 1700001, 3);
+  write_large(at("large0.npy"), 1100001, 3);
   write_large(at("large1.npy"), 300007, 4);
   static const struct form form = {{"large0.npy", "large1.npy"}, DATA_AUTO, -1, 257};
   struct data_source sources[2];
@@ -176,14 +176,14 @@ TEST(threads_and_processes_agree) {
       free(again[side]);
     }
   }
-  /* Eight at once. */
+  /* Four at once. */
   CHECK(unlink(train) == 0 && unlink(validation) == 0);
-  pid_t child[8];
-  for (int k = 0; k < 8; k++) {
+  pid_t child[4];
+  for (int k = 0; k < 4; k++) {
     child[k] = fork();
     if (child[k] == 0) _exit(build(&x, &e) ? 0 : 1);
   }
-  for (int k = 0; k < 8; k++) {
+  for (int k = 0; k < 4; k++) {
     int status = 1;
     CHECK(waitpid(child[k], &status, 0) == child[k] && status == 0);
   }
@@ -197,7 +197,7 @@ TEST(threads_and_processes_agree) {
 
 /* The tokens of a plain walk over the file. */
 TEST(documents_that_cross_segments) {
-  const int64_t tokens = 1700001;
+  const int64_t tokens = 1100001;
   int32_t *ids = malloc((size_t)tokens * 4), *read = malloc((size_t)tokens * 4);
   write_large(at("walk.npy"), tokens, 3);
   FILE *f = fopen(at("walk.npy"), "rb");
@@ -311,7 +311,7 @@ TEST(damaged_indexes) {
   size_t size;
   CHECK(file_read(train, 1 << 20, ERROR_DATA, &bytes, &size, &e));
   uint64_t state = 5;
-  for (int k = 0; k < 400; k++) {
+  for (int k = 0; k < 300; k++) {
     const size_t where = k < 130 ? (size_t)k : k % 4 == 0 ? size - 1 - docs_step(&state) % 200 : docs_step(&state) % size;
     bytes[where] = (char)(bytes[where] ^ 1 << k % 8);
     put_bytes(train, bytes, size);
@@ -322,7 +322,7 @@ TEST(damaged_indexes) {
     CHECK(e.code == ERROR_DATA && strstr(e.message, train));
     stream_close(s);
   }
-  for (size_t n = 0; n < size; n += n < 400 || n > size - 200 ? 1 : 97) {
+  for (size_t n = 0; n < size; n += n < 300 || n > size - 100 ? 1 : 97) {
     put_bytes(train, bytes, n);
     memset(&e, 0, sizeof e);
     CHECK(!stream_open(train, 258, &e) && e.code == ERROR_DATA && strstr(e.message, train));
