@@ -119,6 +119,16 @@ void checkpoint_close(struct checkpoint *k);
 /* The bytes of all tensors, and those of the files that hold them. */
 void checkpoint_bytes(const struct checkpoint *k, int64_t *tensors, int64_t *files);
 
+/* Writes it again as the step folder OUT, which must not be there, cut for `ranks` ranks;
+ * the meta text stays.  Memory holds one rank's slice of a tensor. */
+bool checkpoint_reshard(struct checkpoint *k, const char *out, int ranks, enum checkpoint_compression compression, struct error *e);
+
+/* Writes FILE, an HDF5 file of virtual datasets: whole tensors that lead into the rank
+ * files (by paths relative to FILE where it lies in the step's folder, else absolute).
+ * Where a rank file is not to be found a reader gets NaN, so it is for looking at alone:
+ * nothing here reads it. */
+bool checkpoint_index(struct checkpoint *k, const char *file, struct error *e);
+
 /* A run goes on from `update`: checkpoints of later updates in FOLDER (damaged
  * ones that were passed over, or those of a run that was taken back) are renamed
  * to superseded-N, so that no later start takes them for its newest.  One rank

@@ -1,12 +1,16 @@
 /* Loading: any slicing is read back into any other. */
+#include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "checkpoints/checkpoint.h"
 #include "checkpoints/hdf5.h"
+#include "checkpoints/hdf5_index.h"
 #include "checkpoints/manifest.h"
 #include "checkpoints/store.h"
 
@@ -220,6 +224,46 @@ void checkpoint_close(struct checkpoint *k) {
   free(k->tensors);
   manifest_free(&k->manifest);
   free(k);
+}
+
+/* ---- for analysis ------------------------------------------------------------------ */
+
+/* Where the rank files of PATH are for somebody who looks from FILE's folder. */
+static bool way_to_files(const char *path, const char *file, char way[STORE_PATH], struct error *e) {
+  char own[PATH_MAX], beside[PATH_MAX], folder[STORE_PATH] = ".";
+  const char *slash = strrchr(file, '/');
+  if (slash) snprintf(folder, sizeof folder, "%.*s", slash == file ? 1 : (int)(slash - file), file);
+  if (!realpath(path, own)) return error_errno(e, store_fault(errno), "cannot examine %s", path);
+  if (!realpath(folder, beside)) return error_errno(e, store_fault(errno), "cannot examine %s", folder);
+  const bool together = strcmp(own, beside) == 0;
+  if (!together && strlen(own) >= STORE_PATH - 2) return error_set(e, ERROR_CHECKPOINT, "the path %.60s... is too long", own);
+  snprintf(way, STORE_PATH, "%.*s%s", STORE_PATH - 2, together ? "" : own, together ? "" : "/");
+  return true;
+}
+
+static bool map_tensor(struct checkpoint *k, struct hdf5_index *x, int tensor, const char *way, struct error *e) {
+  const struct tensor_slice *whole = &k->tensors[tensor];
+  if (!hdf5_index_begin(x, whole, e)) return false;
+  for (int i = 0; i < k->manifest.n_files; i++)
+    for (int j = 0; j < hdf5_slice_count(k->files[i]); j++) {
+      const struct tensor_slice *s = hdf5_slice(k->files[i], j);
+      char source[STORE_PATH + 64];
+      if (strcmp(s->name, whole->name) != 0 || s->rows == 0) continue;
+      snprintf(source, sizeof source, "%s%s", way, k->manifest.files[i].name);
+      if (!hdf5_index_map(x, source, s, e)) return false;
+    }
+  return hdf5_index_end(x, e);
+}
+
+bool checkpoint_index(struct checkpoint *k, const char *file, struct error *e) {
+  char way[STORE_PATH];
+  if (!store_path_fits(file, e) || !way_to_files(k->path, file, way, e)) return false;
+  if (file_exists(file)) return error_set(e, ERROR_CHECKPOINT, "%s is there already", file);
+  struct hdf5_index *x = hdf5_index_create(file, e);
+  bool good = x != NULL;
+  for (int i = 0; good && i < k->n_tensors; i++) good = map_tensor(k, x, i, way, e);
+  if (x) good = hdf5_index_finish(x, good, e);
+  return good;
 }
 
 bool checkpoint_set_aside(const char *folder, int64_t update, struct error *e) {

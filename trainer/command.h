@@ -37,7 +37,8 @@ extern const struct argument command_train_arguments[], command_check_arguments[
     command_prepare_arguments[], command_index_arguments[], command_eval_arguments[], command_generate_arguments[], command_inspect_arguments[],
     command_bench_arguments[], command_capture_arguments[], command_compare_arguments[],
     command_ablate_arguments[], command_tokenize_arguments[], command_export_arguments[], command_import_arguments[],
-    command_score_arguments[], command_help_arguments[];
+    command_score_arguments[], command_diff_arguments[],
+    command_reshard_arguments[], command_help_arguments[];
 int command_train(int argc, char **argv);
 int command_check(int argc, char **argv);
 int command_plan(int argc, char **argv);
@@ -54,6 +55,8 @@ int command_tokenize(int argc, char **argv);
 int command_export(int argc, char **argv);
 int command_import(int argc, char **argv);
 int command_score(int argc, char **argv);
+int command_diff(int argc, char **argv);
+int command_reshard(int argc, char **argv);
 int command_help(int argc, char **argv);
 
 #endif

@@ -21,6 +21,8 @@ const struct argument command_inspect_arguments[] = {
      .help = "read all of it and compare every checksum"},
     {.name = "--token", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct inspection, token), .low = 0,
      .high = INT64_MAX, .help = "of a token stream: show the text from token N on (default 0)"},
+    {.name = "--vds", .value = "FILE", .type = ARGUMENT_TEXT, .offset = offsetof(struct inspection, vds),
+     .help = "of a step folder: write FILE, an HDF5 file of virtual datasets that shows whole tensors to h5py (a missing rank file reads as NaN: for analysis alone)"},
     {.name = "--sample", .value = "I", .type = ARGUMENT_INTEGER, .offset = offsetof(struct inspection, sample), .low = 0,
      .high = INT64_MAX, .help = "of a token stream: show sample I of the order, document by document; needs --seq-len"},
     {.name = "--seq-len", .value = "S", .type = ARGUMENT_INTEGER, .offset = offsetof(struct inspection, seq_len), .low = 1,
@@ -115,7 +117,9 @@ int command_inspect(int argc, char **argv) {
   if (!arguments_parse(command_inspect_arguments, argc, argv, &i, &e)) return command_fail(&e);
   struct stat st;
   bool good;
-  if (strlen(i.path) >= STORE_PATH - 32)
+  if (i.vds && !has(i.path, "manifest.json"))
+    good = error_set(&e, ERROR_USAGE, "--vds is for a step folder, which %s is not", i.path);
+  else if (strlen(i.path) >= STORE_PATH - 32)
     good = error_set(&e, ERROR_USAGE, "the path is too long");
   else if (stat(i.path, &st) != 0)
     good = error_errno(&e, ERROR_DATA, "cannot open %s", i.path);

@@ -15,7 +15,7 @@
 #include "trainer/state.h"
 
 struct train_arguments {
-  const char *config, *resume;
+  const char *config, *resume, *weights;
   struct argument_list sets;
   bool allow_data_change;
 };
@@ -25,19 +25,23 @@ const struct argument command_train_arguments[] = {
     ARGUMENT_SETS(struct train_arguments, sets),
     {.name = "--resume", .value = "auto|none|PATH", .type = ARGUMENT_TEXT, .offset = offsetof(struct train_arguments, resume),
      .help = "go on from the newest whole checkpoint of the run's folder (auto), from the beginning (none), or from a step folder"},
+    {.name = "--weights", .value = "PATH", .type = ARGUMENT_TEXT, .offset = offsetof(struct train_arguments, weights),
+     .help = "begin with the parameters of a checkpoint (a step, a folder of steps, a run's folder), and with a fresh optimizer, schedule and data order; where the run's folder has checkpoints already the run goes on from those"},
     {.name = "--allow-data-change", .type = ARGUMENT_FLAG, .offset = offsetof(struct train_arguments, allow_data_change),
      .help = "go on although the training data changed since the checkpoint: data.allow_change, for this start"},
     {0}};
 
-/* Initial parameters, or those of a checkpoint. */
-static bool start_state(struct run *run, const char *resume, bool *resumed, struct error *e) {
+/* The state of a checkpoint; or initial parameters, or another run's. */
+static bool start_state(struct run *run, const char *resume, const char *weights, bool *resumed, struct error *e) {
   const enum resume_kind kind = strcmp(resume, "auto") == 0   ? RESUME_AUTO
                                 : strcmp(resume, "none") == 0 ? RESUME_NONE
                                                               : RESUME_PATH;
   if (!state_restore(run, kind, resume, resumed, e)) return false;
+  if (*resumed && weights && run->rank == 0) log_warning("--weights %s is not used: this run goes on from a checkpoint of its own", weights);
   if (*resumed) return true;
-  bool good = model_initialise(run->model, (uint64_t)run->config.run.seed, run->threads, e) &&
-              run_parameter_hash(run, &run->init_hash, e);
+  if (!comm_agree(run->comm, model_initialise(run->model, (uint64_t)run->config.run.seed, run->threads, e), e)) return false;
+  if (weights && !state_take_weights(run, weights, e)) return false;
+  const bool good = run_parameter_hash(run, &run->init_hash, e);
   if (good) model_refresh_weights(run->model);
   return comm_agree(run->comm, good, e);
 }
@@ -99,7 +103,7 @@ static bool begin_records(struct run *run, bool resumed, struct record_file *rec
   return comm_agree(run->comm, good, e);
 }
 
-static bool train(struct run *run, const char *resume, struct error *e) {
+static bool train(struct run *run, const char *resume, const char *weights, struct error *e) {
   const struct config *c = &run->config;
   const struct comm_limits limits = {c->limits.start_s, c->limits.update_s, c->limits.save_s, c->limits.heartbeat_s};
   struct state *state = NULL;
@@ -108,7 +112,7 @@ static bool train(struct run *run, const char *resume, struct error *e) {
 
   bool good = comm_agree(run->comm, comm_watch(run->comm, &limits, e), e);
   comm_enter(run->comm, COMM_START, "start", run->update);
-  good = good && take_folder(run, &records, e) && start_state(run, resume, &resumed, e);
+  good = good && take_folder(run, &records, e) && start_state(run, resume, weights, &resumed, e);
   if (good && run->update >= c->train.updates) {
     if (run->rank == 0) log_info("run %s is finished: %lld of %lld updates done, nothing to do", c->run.name, (long long)run->update, (long long)c->train.updates);
     record_close(records);
@@ -137,6 +141,10 @@ int command_train(int argc, char **argv) {
   struct train_arguments a = {.resume = "auto"};
   struct error e = {0};
   if (!arguments_parse(command_train_arguments, argc, argv, &a, &e)) return command_fail(&e);
+  if (a.weights && strcmp(a.resume, "auto") != 0 && strcmp(a.resume, "none") != 0) {
+    error_set(&e, ERROR_USAGE, "--weights begins a run, --resume PATH goes on with one: give one of them");
+    return command_fail(&e);
+  }
   if (a.allow_data_change) {
     if (a.sets.n == ARGUMENT_LIST) {
       error_set(&e, ERROR_USAGE, "no room for --allow-data-change beside %d --set", ARGUMENT_LIST);
@@ -150,6 +158,6 @@ int command_train(int argc, char **argv) {
   if (!control_install(&e)) return command_fail(&e); /* before all: a request at any moment of the start counts */
   const bool loaded = config_load(&config, a.config, a.sets.item, a.sets.n, &e);
   if (!run_open(&run, &config, loaded, RUN_TRAIN, &e)) return run_leave(&run, false, &e);
-  const bool good = train(&run, a.resume, &e);
+  const bool good = train(&run, a.resume, a.weights, &e);
   return run_leave(&run, good, &e);
 }

@@ -46,6 +46,11 @@ const struct command commands[] = {
     {"inspect", "what is in a token stream, checkpoint, capture or metrics.jsonl, and whether it is whole", command_inspect_arguments,
      command_inspect,
      "Exit code 74 for a damaged checkpoint, 65 for a damaged stream or metrics.jsonl or for what is neither.\n"},
+    {"diff", "two checkpoints, tensor by tensor: largest difference and relative L2", command_diff_arguments, command_diff,
+     "Exit code 0: all tensors have the same bits; 1: some differ, or only one of the two has them.  Tensors are compared\n"
+     "whatever the number of ranks and the compression that they were written with; meta texts are not compared.\n"},
+    {"reshard", "a checkpoint written again, for another number of ranks or in another compression", command_reshard_arguments, command_reshard,
+     "No resume needs it: a run reads the checkpoints of any number of ranks.\n"},
     {"bench", "speed of a part, or error of formats, measured here: gemm, quantize, attention, step, loader, checkpoint, collectives, tokenizer", command_bench_arguments,
      command_bench,
      "  gemm         contractions of a configuration's linears (or --shape, or squares) beside the machine's measured peak\n"

@@ -13,6 +13,7 @@
 struct inspection {
   const char *path;
   bool verify;    /* read and check everything */
+  const char *vds; /* of a step: the file of virtual datasets that is made; NULL: none */
   int64_t token;  /* a stream's text is shown from this token on, */
   int64_t sample; /* or, where this is not -1: this sample of the order, of seq_len tokens, by this seed */
   int64_t seq_len, seed;

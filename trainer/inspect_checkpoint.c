@@ -150,6 +150,20 @@ static bool was_removed(const char *step) {
   return false;
 }
 
+/* The tensors that a damaged file still gives wrong: a compressed chunk has a checksum of its own. */
+static void name_damaged(const char *path) {
+  struct error e;
+  struct hdf5_file *f = hdf5_open(path, &e);
+  for (int i = 0; f && i < hdf5_slice_count(f); i++) {
+    const struct tensor_slice *s = hdf5_slice(f, i);
+    void *data = malloc((size_t)slice_bytes(s) + 1);
+    if (data && !hdf5_read(f, i, 0, s->rows, data, &e)) printf("  %-14s %s\n", "", e.message);
+    free(data);
+  }
+  if (!f) printf("  %-14s %s\n", "", e.message);
+  hdf5_close(f);
+}
+
 /* Every file of the manifest; the first fault is the error. */
 static bool check_files(const char *path, const struct manifest *m, bool verify, struct error *e) {
   int damaged = 0;
@@ -160,6 +174,9 @@ static bool check_files(const char *path, const struct manifest *m, bool verify,
       printf("  %-14s %s %14" PRId64 " bytes  %s\n", i == 0 ? "files" : "", m->files[i].name, m->files[i].bytes,
              !good ? "DAMAGED" : verify ? "checksum holds" : "size is right");
     if (!good && damaged++ == 0) *e = fault;
+    char file[STORE_PATH + 80];
+    snprintf(file, sizeof file, "%s/%s", path, m->files[i].name);
+    if (!good && verify && file_size(file) == m->files[i].bytes) name_damaged(file);
   }
   if (m->n_files > 16) inspect_line("files", "%d, %d of them damaged", m->n_files, damaged);
   if (damaged > 1) error_context(e, "%d files of %s are damaged; the first", damaged, path);
@@ -179,10 +196,14 @@ bool inspect_step(const struct inspection *in, struct error *e) {
     return false;
   }
   inspect_line("state", "whole%s", in->verify ? "" : " as far as sizes tell; --verify compares checksums");
+  int64_t tensors, files;
+  checkpoint_bytes(k, &tensors, &files);
+  inspect_line("bytes", "%" PRId64 " of tensors in files of %" PRId64, tensors, files);
   print_kinds(k);
   print_tensors(k);
+  const bool written = !in->vds || checkpoint_index(k, in->vds, e);
   checkpoint_close(k);
-  return true;
+  return written;
 }
 
 /* ---- a folder of steps --------------------------------------------------------- */

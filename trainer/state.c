@@ -203,26 +203,27 @@ static void widen(float *to, const void *from, enum dtype dtype, int64_t n) {
   for (int64_t i = 0; i < n; i++) to[i] = element(from, dtype, i);
 }
 
-/* What is stored under "param": this run's type, or of an import the files' own. */
-static enum dtype param_stored(const struct run *run, const struct checkpoint *k) {
-  for (int i = 0; state_imported(k) && i < checkpoint_tensor_count(k); i++)
+/* What is stored under "param": this run's type, or where any will do the files' own. */
+static enum dtype param_stored(const struct run *run, const struct checkpoint *k, bool any) {
+  for (int i = 0; any && i < checkpoint_tensor_count(k); i++)
     if (strncmp(checkpoint_tensor(k, i)->name, "param/", 6) == 0) return checkpoint_tensor(k, i)->dtype;
   return run->config.train.param_dtype;
 }
 
 /* Parameters from "param/…", or rounded from "master/…" where those are stored;
- * the master too where this run has one. */
-static bool read_weights(struct run *run, struct checkpoint *k, struct error *e) {
+ * the master too where this run has one.  `any`: types that are not this run's are
+ * converted (a master of BF16 parameters is the same numbers), else refused. */
+static bool read_weights(struct run *run, struct checkpoint *k, bool any, struct error *e) {
   const struct kernels *ops = run->device->k;
-  const enum dtype dtype = run->config.train.param_dtype, stored = param_stored(run, k);
+  const enum dtype dtype = run->config.train.param_dtype, stored = param_stored(run, k, any);
   float *master = model_master(run->model);
-  const bool stored_master = tensor_number(k, "master") > 0, imported = state_imported(k);
+  const bool stored_master = tensor_number(k, "master") > 0;
   if (!match_model(k, run->config_text, e)) return false;
-  if (master && !stored_master && !imported) {
+  if (master && !stored_master && !any) {
     error_set(e, ERROR_CHECKPOINT, "checkpoint %s holds no FP32 master weights", checkpoint_path(k));
     return error_hint(e, "it was written with train.master: false; resume with the same");
   }
-  if (stored_master && !master && model_gradients(run->model)) {
+  if (stored_master && !master && model_gradients(run->model) && !any) {
     error_set(e, ERROR_CHECKPOINT, "checkpoint %s holds FP32 master weights, this run keeps none", checkpoint_path(k));
     return error_hint(e, "it was written with train.param_dtype: bf16 and train.master: true; resume with the same");
   }
@@ -230,7 +231,7 @@ static bool read_weights(struct run *run, struct checkpoint *k, struct error *e)
   if (!nothing_more(run, k, stored_master ? "master" : "param", e)) return false;
 
   const size_t n = (size_t)largest_param(run);
-  const bool through_wide = stored_master || imported;
+  const bool through_wide = stored_master || any;
   float *wide = through_wide ? malloc(n * sizeof *wide) : NULL;
   char *host = malloc(n * sizeof(float));
   bool good = host && (wide || !through_wide);
@@ -261,10 +262,23 @@ static bool read_weights(struct run *run, struct checkpoint *k, struct error *e)
 }
 
 bool state_read_parameters(struct run *run, struct checkpoint *k, struct error *e) {
-  if (!read_weights(run, k, e)) return false;
+  if (!read_weights(run, k, state_imported(k), e)) return false;
   run_set_forward(run, checkpoint_update(k));
   model_refresh_weights(run->model);
   return true;
+}
+
+bool state_take_weights(struct run *run, const char *path, struct error *e) {
+  struct checkpoint *k = state_find_together(run, path, e);
+  if (!k) return false;
+  const bool good = comm_agree(run->comm, read_weights(run, k, true, e), e);
+  if (good && run->rank == 0) {
+    match_warn(k, run->config_text);
+    log_warning("weights of %s, update %" PRId64 ": the optimizer, the schedule and the data begin anew, at update 0", checkpoint_path(k),
+                checkpoint_update(k));
+  }
+  checkpoint_close(k);
+  return good;
 }
 
 static bool read_moments(struct run *run, struct checkpoint *k, struct error *e) {
@@ -316,7 +330,7 @@ bool state_restore(struct run *run, enum resume_kind kind, const char *path, boo
     /* in the order, and the words, of `check` */
     good = good && comm_agree(run->comm, match_constants(k, &run->config, e) && match_model(k, run->config_text, e) &&
                                              match_precision(k, run->config_text, e) && state_read_counters(run, k, e) &&
-                                             read_weights(run, k, e) && read_moments(run, k, e) &&
+                                             read_weights(run, k, state_imported(k), e) && read_moments(run, k, e) &&
                                              (!state_imported(k) || run_parameter_hash(run, &run->init_hash, e)), e);
     if (good) {
       *resumed = true;

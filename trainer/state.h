@@ -36,6 +36,10 @@ enum resume_kind { RESUME_AUTO, RESUME_NONE, RESUME_PATH };
  * is a value that is not finite. */
 bool state_restore(struct run *run, enum resume_kind kind, const char *path, bool *resumed, struct error *e);
 
+/* The parameters alone of what PATH means (state_find), whatever types they are stored in,
+ * for a run that begins.  Said loudly.  All ranks. */
+bool state_take_weights(struct run *run, const char *path, struct error *e);
+
 /* Opens what PATH means: a step folder, a folder of steps or a run's folder
  * (then the newest whole one of it). */
 struct checkpoint *state_find(const char *path, struct error *e);

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Saving beside training, worlds of other sizes, weights alone, diff, reshard, virtual datasets, full disks.
+
+BUILD names the build folder (default build).  Prints "ok NAME" or "not ok NAME: why"; exit status 0
+iff all are ok.  Arguments: names of tests to run (default all).
+"""
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from fp4d import (CHECKPOINT, DONE, H5PY_PYTHON, LIMIT, PREEMPTED, USAGE, Place, Skipped, check, have_h5py, main, same)
+
+place = Place()
+DIFFER = 1
+
+
+def diff(a, b, code=DONE, *patterns):
+    return place.command("diff", a, b).expect(code, *patterns)
+
+
+def test_async_is_no_change():
+    """With or without a thread, compressed or not: the same records, tensors and checkpoints."""
+    settings = {"checkpoint.every": 3, "checkpoint.keep": 0}
+    place.train("apart", settings).expect(DONE, r"update +12 +saved in \S+ s, stalled \d+ ms, ")
+    place.train("at-once", {**settings, "checkpoint.async": False, "checkpoint.compression": "store"}).expect(DONE)
+    check(place.steps("apart") == place.steps("at-once") == [3, 6, 9, 12], f"steps {place.steps('apart')}")
+    same(place.updates("apart"), place.updates("at-once"), "updates")
+    for step in (3, 12):
+        diff(place.step("apart", step), place.step("at-once", step), DONE, r"63 tensors are equal, 0 differ")
+    for name in ("apart", "at-once"):
+        for r in place.lines(name, "checkpoint"):
+            late = r["published"] - r["update"]
+            check(0 <= late <= (3 if name == "apart" else 0), f"{name}: {r}")
+            check(float(r["stall_ms"]) > 0 and float(r["seconds"]) > 0 and r["bytes"] > 100000, str(r))
+            check((0.5 < float(r["ratio"]) < 1) if name == "apart" else (1 <= float(r["ratio"]) < 1.1), str(r))
+
+
+def test_other_worlds():
+    """np 1 -> 4 -> 3 -> 1: the same samples, and parameters as far as sums in another order allow."""
+    settings = {"train.global_batch": 12, "train.local_batch": 1, "checkpoint.keep": 0}
+    place.train("one", settings).expect(DONE)
+    for np, stop in ((0, 3), (4, 6), (3, 9)):
+        place.train("many", {**settings, "run.stop_after_update": stop}, np).expect(PREEMPTED)
+    place.train("many", settings).expect(DONE, r"at update 9\n")
+    check(len([n for n in os.listdir(place.step("many", 6)) if n.endswith(".h5")]) == 4, "four files")
+    same([r["batch_hash"] for r in place.lines("one", "update")], [r["batch_hash"] for r in place.lines("many", "update")], "samples")
+    for a, b in zip(place.lines("one", "update"), place.lines("many", "update")):
+        check(abs(float(a["loss"]) - float(b["loss"])) < 2e-3, f"update {a['update']}: losses {a['loss']} and {b['loss']}")
+    out = diff(place.step("one", 12), place.step("many", 12), DIFFER)
+    worst = max(float(m) for m in re.findall(r"^master/\S+ +\d+ +\S+ +(\S+)$", out.text, re.MULTILINE))
+    check(worst < 0.02, f"relative L2 {worst}")
+    # before the first change of the world nothing differs
+    place.train("one-3", {**settings, "run.stop_after_update": 3}).expect(PREEMPTED)
+    diff(place.step("one-3", 3), place.step("many", 3), DONE, "0 differ")
+
+
+def test_reshard():
+    if not os.path.exists(place.at("apart")):
+        place.train("apart", {"checkpoint.every": 3, "checkpoint.keep": 0}).expect(DONE)
+    step = place.step("apart", 12)
+    place.command("reshard", step, "five", "--ranks", "5", "--compression", "store").expect(DONE, "update 12, 63 tensors of .* in 5 files")
+    check(sorted(os.listdir(place.at("five"))) == ["manifest.json"] + [f"rank-0000{r}.h5" for r in range(5)], "five files")
+    place.command("reshard", "five", "back").expect(DONE)
+    for a, b in ((step, "five"), ("five", "back")):
+        diff(a, b, DONE, "63 tensors are equal")
+    place.command("inspect", "back", "--verify").expect(DONE, "state +whole")
+    place.command("reshard", step, "five").expect(CHECKPOINT, "five is there already")
+    place.command("reshard", step, "x", "--compression", "gzip").expect(USAGE, "there are zstd and store")
+    # a run goes on from it as from the original
+    os.makedirs(place.at("cut/checkpoints"))
+    shutil.copytree(place.at("five"), place.step("cut", 12))
+    place.train("cut", {"train.updates": 13}).expect(DONE, r"at update 12\n")
+    out = diff(place.step("cut", 13), step, DIFFER, r"tensors? (is|are) equal, \d+ differ")
+    check("only in" not in out.text, "the same tensors", out.text)
+    check(place.temporaries("cut") == [], "nothing is left")
+
+
+def test_virtual_datasets():
+    if not have_h5py():
+        raise Skipped("no h5py")
+    step = place.step("two", 2)
+    place.train("two", {"run.stop_after_update": 2}, 2).expect(PREEMPTED)
+    index = os.path.join(step, "index.h5")
+    for file in (index, "elsewhere.h5"):
+        place.command("inspect", step, "--vds", file).expect(DONE, "state +whole")
+    code = """
+import h5py, numpy, sys
+parts, whole = {}, h5py.File(sys.argv[2], 'r')
+for r in range(2):
+    f = h5py.File(sys.argv[1] + '/rank-0000%d.h5' % r, 'r')
+    f.visititems(lambda n, d: parts.setdefault(n, []).append(d[()]) if isinstance(d, h5py.Dataset) else None)
+for name, p in parts.items():
+    a, b = numpy.concatenate(p), whole[name][()]
+    assert a.shape == b.shape and (a == b).all(), name
+print(len(parts), 'equal')
+"""
+    for file in (index, place.at("elsewhere.h5")):
+        done = subprocess.run([H5PY_PYTHON, "-c", code, step, file], capture_output=True, text=True, timeout=LIMIT)
+        check(done.stdout == "63 equal\n", done.stdout + done.stderr)
+    os.rename(os.path.join(step, "rank-00001.h5"), place.at("gone.h5"))
+    code = "import h5py, numpy, sys; x = h5py.File(sys.argv[1], 'r')['master/norm.weight'][()]; print(int(numpy.isnan(x).sum()), x.size)"
+    done = subprocess.run([H5PY_PYTHON, "-c", code, index], capture_output=True, text=True, timeout=LIMIT)
+    check(done.stdout == "32 64\n", "a missing file reads as NaN: " + done.stdout + done.stderr)
+    os.rename(place.at("gone.h5"), os.path.join(step, "rank-00001.h5"))
+    place.command("inspect", step, "--vds", index).expect(CHECKPOINT, "is there already")
+    place.command("inspect", "two", "--vds", "x.h5").expect(USAGE, "for a step folder")
+
+
+def test_weights():
+    settings = {"checkpoint.keep": 0, "optimizer.schedule": "constant", "optimizer.min_lr": 0}
+    place.train("source", settings).expect(DONE)
+    new = {**settings, "run.seed": 7, "optimizer.lr": 1e-4, "run.stop_after_update": 1}
+    words = [w for k, v in {**new, "run.folder": "tuned"}.items() for w in ("--set", f"{k}={v}")]
+    out = place.command("train", "tiny.yaml", *words, "--weights", "source")
+    out.expect(PREEMPTED, r"warning: weights of source/checkpoints/step-00000012, update 12: the optimizer, the schedule and the data begin anew")
+    first, last = place.lines("tuned", "update")[0], place.lines("source", "update")[-1]
+    check(abs(float(first["loss"]) - float(last["loss"])) < 0.5 and float(first["loss"]) < float(place.lines("source", "update")[0]["loss"]) - 0.3,
+          f"it begins where the other ended: {first['loss']}, {last['loss']}")
+    check(first["batch_hash"] == place.lines("source", "update")[0]["batch_hash"] and first["samples"] == 8, "the data begin anew")
+    check(place.meta("tuned", 1)["applied"] == 1, "AdamW counts from one")
+    # the same command again goes on with its own; a changed learning rate is said
+    words[words.index("run.stop_after_update=1")] = "run.stop_after_update=2"
+    words[words.index("optimizer.lr=0.0001")] = "optimizer.lr=0.0002"
+    place.command("train", "tiny.yaml", *words, "--weights", "source").expect(
+        PREEMPTED, r"warning: --weights source is not used", r"at update 1\n", r"optimizer\.lr: 0?\.?\S* -> \S+")
+    place.command("train", "tiny.yaml", *words, "--weights", "source", "--resume", place.step("tuned", 1)).expect(USAGE, "give one of them")
+    place.command("train", "tiny.yaml", "--set", "run.folder=none", "--weights", "absent").expect(CHECKPOINT, "there is no checkpoint in absent")
+    place.command("train", "tiny.yaml", "--set", "run.folder=wide", "--set", "model.ffn_size=96", "--weights", "source").expect(CHECKPOINT, "another model")
+    # into other types
+    place.command("train", "tiny.yaml", "--set", "run.folder=narrow", "--set", "train.param_dtype=bf16", "--set", "train.master=false", "--set",
+                  "run.stop_after_update=1", "--weights", "source").expect(PREEMPTED)
+
+
+def test_keep_every():
+    place.train("kept", {"checkpoint.every": 1, "checkpoint.keep": 2, "checkpoint.keep_every": 5}).expect(DONE)
+    check(place.steps("kept") == [5, 10, 11, 12], f"steps {place.steps('kept')}")
+
+
+def test_two_jobs():
+    """On one folder: the second is refused, the first is none the worse for it."""
+    job = place.start_train("shared", {"train.updates": 100000, "optimizer.schedule": "constant", "optimizer.min_lr": 0, "checkpoint.every": 2})
+    job.wait_for(r" saved ")
+    out = place.train("shared")
+    check(out.code != DONE and "shared" in out.text, f"exit code {out.code}", out.text)
+    job.wait_for(r"(?s)( saved .*){3}")
+    os.kill(job.ranks()[0], 12)  # SIGUSR2
+    check(job.end().code == PREEMPTED, "it leaves in good order")
+    place.command("inspect", place.at("shared"), "--verify").expect(DONE)
+
+
+@contextlib.contextmanager
+def small_disk(name, size):
+    path = place.at(name)
+    os.makedirs(path, exist_ok=True)
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], capture_output=True).returncode != 0:
+        raise Skipped("no tmpfs can be mounted")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def test_full_disk():
+    """Room for two checkpoints and a bit: the third fails, by policy, and the others stay."""
+    for policy, code in (("continue", CHECKPOINT), ("stop", CHECKPOINT)):
+        with small_disk("small-" + policy, "2900k"):
+            name = f"small-{policy}/run"
+            out = place.train(name, {"checkpoint.every": 2, "checkpoint.keep": 0, "checkpoint.on_failure": policy})
+            out.expect(code, r"warning: update 6: checkpoint not saved: .*No space left on device")
+            check(place.steps(name) == [2, 4] and place.temporaries(name) == [], str(os.listdir(place.at(name, "checkpoints"))))
+            done = place.column(name, "update")
+            check(done[-1] == 12 if policy == "continue" else 6 <= done[-1] <= 8, f"{policy}: updates to {done[-1]}")
+            place.command("inspect", place.step(name, 4), "--verify").expect(DONE, "state +whole")
+
+
+def test_flipped_chunk_is_named():
+    step = place.step("flip", 12)
+    place.train("flip").expect(DONE)
+    path = os.path.join(step, "rank-00000.h5")
+    with open(path, "rb") as f:
+        content = bytearray(f.read())
+    at = [m.start() for m in re.finditer(re.escape(b"\x28\xb5\x2f\xfd"), content)]
+    content[at[len(at) // 2] + 200] ^= 4
+    with open(path, "wb") as f:
+        f.write(content)
+    place.command("inspect", step, "--verify").expect(CHECKPOINT, r"DAMAGED\n +tensor \S+, rows from 0: cannot read .*zstd: ", "checksum differs")
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals(), place.close))
