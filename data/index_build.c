@@ -86,7 +86,10 @@ static bool write_index(struct writing *w, const struct data_index *x, const str
   const char *path = side == TRAIN ? x->train_path : x->validation_path;
   struct index_order order;
   struct hash_state *content = hash_open();
-  bool ok = index_order_start(&order, x, s, side == VALIDATION, e) && (content || no_memory(path, e)) &&
+  const bool pool = mixture_is_pool(x->sources, x->n_sources, x->n_stages);
+  const struct data_source *named = pool ? NULL : x->sources;
+  bool ok = index_order_start(&order, x, s, side == VALIDATION, e) &&
+            mixture_check_sources(&order.mixture, named, side == VALIDATION, e) && (content || no_memory(path, e)) &&
             (w->frame = frame_writer_open(path, "index", e)) != NULL;
   w->header = (struct index_header){.vocab_size = (int32_t)s->most_id + 1,
                                     .bos = shared_mark(x, true),
@@ -96,8 +99,7 @@ static bool write_index(struct writing *w, const struct data_index *x, const str
   for (int i = 0; i < x->n_sources; i++) memcpy(w->source[i].name, x->sources[i].name, STREAM_NAME);
   ok = ok && write_records(w, &order, content, e);
   if (content) w->header.content = hash_close(content);
-  const bool pool = mixture_is_pool(x->sources, x->n_sources, x->n_stages);
-  ok = ok && mixture_check_end(&order.mixture, pool ? NULL : x->sources, e) && check_length(x, s, w, side, e) && write_files(w, s, e);
+  ok = ok && mixture_check_end(&order.mixture, named, e) && check_length(x, s, w, side, e) && write_files(w, s, e);
   if (ok && side == TRAIN) {
     const int exhausted = mixture_exhausted(&order.mixture);
     done->exhausted = pool ? -1 : exhausted;

@@ -71,6 +71,19 @@ void mixture_start(struct mixture *m, const struct data_source *sources, int n_s
     start_sources(m, sources, n_sources, stages, n_stages, documents, tokens, validation);
 }
 
+bool mixture_check_sources(const struct mixture *m, const struct data_source *sources, bool validation, struct error *e) {
+  for (int i = 0; sources && i < m->n; i++)
+    for (int k = 0; k < m->n_stages; k++) {
+      const double weight = m->stage[k].weight[i];
+      if (m->documents[i] > 0 || !(weight > 0)) continue;
+      error_set(e, ERROR_DATA, "source %s has no document %s, which is to have %.3g %% of it", sources[i].name,
+                validation ? "held out for the validation stream" : "for the training stream", 100 * weight);
+      return error_hint(e, validation ? "raise data.validation_fraction or give it more documents"
+                                      : "its files are empty, or others have the same text; give it documents or leave it out");
+    }
+  return true;
+}
+
 static bool may_give(const struct mixture *m, int group) {
   return (double)m->taken[group] < m->max_repetition[group] * (double)m->tokens[group];
 }
@@ -122,12 +135,14 @@ int64_t mixture_unused(const struct mixture *m, int group) {
 
 bool mixture_check_end(const struct mixture *m, const struct data_source *sources, struct error *e) {
   if (m->target == 0 || target_reached(m)) return true;
+  if (!sources) {
+    error_set(e, ERROR_DATA, "data.tokens asks for %" PRId64 " tokens, the sources have %" PRId64 ", each document once", m->target, m->written);
+    return error_hint(e, "lower data.tokens, give more data, or repeat it by a weight and max_repetition");
+  }
   const int group = most_wanted(m);
-  const char *name = sources ? sources[group].name : "all of them together";
   error_set(e, ERROR_DATA,
             "data.tokens asks for %" PRId64 " tokens, the sources give %" PRId64 ": %s has %" PRId64
             " and may be used %g times, %" PRId64 " were taken",
-            m->target, m->written, name, m->tokens[group], m->max_repetition[group], m->taken[group]);
-  return error_hint(e, "lower data.tokens or the weight of %s, raise its max_repetition, or give it more data",
-                    sources ? name : "the sources");
+            m->target, m->written, sources[group].name, m->tokens[group], m->max_repetition[group], m->taken[group]);
+  return error_hint(e, "lower data.tokens or the weight of %s, raise its max_repetition, or give it more data", sources[group].name);
 }

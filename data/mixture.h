@@ -57,6 +57,10 @@ struct mixture {
 void mixture_start(struct mixture *m, const struct data_source *sources, int n_sources, const struct data_stage *stages,
                    int n_stages, const int64_t *documents, const int64_t *tokens, int64_t target, bool validation);
 
+/* Refuses a source (NULL: the pool) with a weight and not one document: the stream would end when its
+ * turn came. */
+bool mixture_check_sources(const struct mixture *m, const struct data_source *sources, bool validation, struct error *e);
+
 /* The group whose next document comes next; -1: the stream ends here.  The document is
  * number mixture_place(m, group) of pass mixture_pass(m, group). */
 int mixture_choose(const struct mixture *m);

@@ -176,6 +176,7 @@ static bool write_side(struct preparation *p, int side, struct stream_writer *wr
   }
   mixture_start(&w.mixture, r->sources, r->n_sources, r->stages, r->n_stages, documents, tokens, r->tokens,
                 side == PREPARE_VALIDATION);
+  if (!mixture_check_sources(&w.mixture, p->pool ? NULL : r->sources, side == PREPARE_VALIDATION, e)) return false;
   if (side == PREPARE_TRAIN && r->tokens > 0) all = r->tokens;
   for (int g = 0; g < DATA_SOURCES; g++) w.supply[g].pass = -1;
   struct prepare_progress progress;
@@ -190,13 +191,6 @@ static bool write_side(struct preparation *p, int side, struct stream_writer *wr
   for (int g = 0; g < DATA_SOURCES; g++) close_supply(&w.supply[g]);
   free(w.text);
   if (!ok || !mixture_check_end(&w.mixture, p->pool ? NULL : r->sources, e)) return false;
-  if (w.mixture.written == 0) {
-    error_set(e, ERROR_DATA, "%s would be empty", side == PREPARE_TRAIN ? r->train_path : r->validation_path);
-    const int out = mixture_exhausted(&w.mixture);
-    if (out >= 0 && !p->pool) error_hint(e, "the source %s has no document for it: %s", r->sources[out].name,
-                                               side == PREPARE_TRAIN ? "add some" : "raise data.validation_fraction or add documents");
-    return false;
-  }
   count_unused(&w);
   const char *notes[DATA_SOURCES];
   for (int i = 0; i < r->n_sources; i++) notes[i] = is_one_line(r->sources[i].path) ? r->sources[i].path : NULL;

@@ -29,7 +29,6 @@ enum {
 /* An id of the vocabulary, or none. */
 static bool mark_fits(int32_t id, int32_t vocab_size) { return id >= -1 && id < vocab_size; }
 
-
 bool stream_layout_of(const struct stream_header *h, struct stream_layout *l) {
   if (h->vocab_size < 1 || h->tokens < 0 || h->documents < 0 || h->documents > h->tokens) return false;
   if ((h->documents == 0) != (h->tokens == 0)) return false;

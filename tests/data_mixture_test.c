@@ -141,7 +141,33 @@ TEST(large_counts) {
   CHECK(!mixture_check_end(&m, source, &e) && strstr(e.message, "1152921504606846976") && strstr(e.message, "154618822656") && strstr(e.message, "a has 25769803776"));
 }
 
+/* A stream would end as soon as the turn of a source without documents came. */
+TEST(sources_without_documents) {
+  struct data_source source[2] = {{.weight = 0.82, .max_repetition = 1, .name = "a"}, {.weight = 0.18, .max_repetition = 9, .name = "b"}};
+  const struct data_stage stage[2] = {{.weight = {1, 0}, .n_weights = 2}, {.at = 50, .weight = {0, 1}, .n_weights = 2}};
+  const int64_t documents[2] = {3, 0}, tokens[2] = {30, 0};
+  struct mixture m;
+  struct error e = {0};
+  mixture_start(&m, source, 2, NULL, 0, documents, tokens, 0, true);
+  CHECK(!mixture_check_sources(&m, source, true, &e) && e.code == ERROR_DATA);
+  CHECK(strstr(e.message, "b has no document") && strstr(e.message, "held out") && strstr(e.hint, "data.validation_fraction"));
+  mixture_start(&m, source, 2, NULL, 0, documents, tokens, 0, false);
+  CHECK(!mixture_check_sources(&m, source, false, &e) && strstr(e.message, "b has no document") && !strstr(e.hint, "fraction"));
+  mixture_start(&m, source, 2, stage, 2, documents, tokens, 0, false);
+  CHECK(!mixture_check_sources(&m, source, false, &e));
+  mixture_start(&m, source, 2, stage, 2, documents, tokens, 0, true); /* the first stage alone */
+  CHECK(mixture_check_sources(&m, source, true, &e));
+  source[0].weight = source[1].weight = 0;
+  mixture_start(&m, source, 2, NULL, 0, documents, tokens, 0, false);
+  CHECK(mixture_check_sources(&m, NULL, false, &e));
+  /* A pool has nothing to repeat. */
+  mixture_start(&m, source, 2, NULL, 0, documents, tokens, 31, false);
+  for (int i = 0; i < 3; i++) mixture_take(&m, 0, 10);
+  CHECK(!mixture_check_end(&m, NULL, &e) && !strstr(e.hint, "raise") && strstr(e.hint, "lower data.tokens") && strstr(e.hint, "weight"));
+}
+
 int main(void) {
+  RUN(sources_without_documents);
   RUN(golden_orders);
   RUN(shares_hold_all_along);
   RUN(large_counts);
