@@ -190,6 +190,11 @@ int64_t corpus_bytes_read(struct corpus_bytes *b, void *buffer, int64_t room, st
   while (done < room) {
     if (!refill(b, 1, e)) return -1;
     const bool ended = b->have == b->at;
+    if (ended && b->position == 0) {
+      error_set(e, ERROR_DATA, "%s has no bytes, not even those of a compressed empty text", b->path);
+      error_hint(e, "copy it again or take it away");
+      return -1;
+    }
     if (ended && !b->inside) break;
     /* At the end of the input a decoder may still hold text. */
     const int64_t before = done;

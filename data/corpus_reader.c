@@ -64,7 +64,13 @@ static int too_long(const struct corpus_reader *r, struct error *e) {
     error_set(e, ERROR_DATA, "%s:%" PRId64 ": the line has more than %" PRId64 " bytes", r->file->path, r->line, r->most);
   else
     error_set(e, ERROR_DATA, "%s: the document has more than %" PRId64 " bytes", r->file->path, r->most);
-  error_hint(e, "a record may have 1/32 of data.prepare_memory");
+  /* A text that is not compressed says how much it needs. */
+  const int64_t bytes = r->file->bytes;
+  size_t stem = strlen(r->file->path);
+  if (r->file->kind == CORPUS_DOCUMENT && corpus_compression_of(r->file->path, &stem) == CORPUS_PLAIN && bytes < INT64_MAX / 32)
+    error_hint(e, "a record may have 1/32 of data.prepare_memory: give %" PRId64 ", or cut the text into several files", 32 * bytes);
+  else
+    error_hint(e, "a record may have 1/32 of data.prepare_memory: raise it, or take the record out");
   return -1;
 }
 

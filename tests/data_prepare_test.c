@@ -119,7 +119,7 @@ TEST(which_files_are_read) {
   put("in/b.txt", "plain", 5);
   put("in/a/deep/er/x.md", "nested", 6);
   put("in/c.RST", "upper", 5);
-  put("in/d.txt.gz", "", 0); /* empty, and no gzip header: an empty file */
+  put_gz("in/d.txt.gz", "", 0);
   put_gz("in/e.md.gz", "zipped", 6);
   put_gz("in/f.txt.gz", "", 0);
   put("in/g.txt", "", 0);
