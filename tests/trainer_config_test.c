@@ -98,6 +98,7 @@ static const struct {
     {DATA("  sources: [{path: b, format: arrow}]\n"), "cfg.yaml:4:31: data.sources[1].format: 'arrow' is not one of: auto, text"},
     {DATA("  sources: [{path: b, name: x}, {path: c, name: x}]\n"), "cfg.yaml:4:12: data.sources: two sources are called x"},
     {DATA("  sources: [{path: b, weight: 1}, c]\n"), "cfg.yaml:4:12: data.sources: c has no weight, others have"},
+    {DATA("  sources: [{path: b, max_repetition: 4}]\n"), "cfg.yaml:4:12: data.sources: b has max_repetition 4 and no weight"},
     {DATA("  sources: [{path: b, weight: 1}]\n  stages: [{at: 0, weights: [1]}]\n"), "cfg.yaml:5:11: data.stages: stand in place of"},
     {DATA("  sources: [b]\n  stages: [{at: 0, weights: [1, 2]}]\n"), "cfg.yaml:5:11: data.stages: stage 1 has 2 weights for 1 sources"},
     {DATA("  sources: [b]\n  stages: [{at: 0, weights: [0]}]\n"), "cfg.yaml:5:11: data.stages: stage 1 gives no source a weight"},

@@ -266,6 +266,10 @@ static void check_sources(struct config_loader *l) {
         break;
       }
   if (!CONFIG_SOUND(l, "data.stages")) return;
+  for (int64_t i = 0; i < c->data.n_sources && weighted == 0 && c->data.n_stages == 0; i++)
+    if (c->data.source[i].max_repetition != 1)
+      config_problem(l, "data.sources", "%s has max_repetition %g and no weight: without weights every document comes once",
+                     c->data.source[i].name, c->data.source[i].max_repetition);
   if (weighted > 0 && c->data.n_stages > 0)
     config_problem(l, "data.stages", "stand in place of the sources' weights; leave those out");
   for (int64_t i = 0; i < c->data.n_stages; i++) {
