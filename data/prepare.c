@@ -138,6 +138,9 @@ static bool lock_work(const struct preparation *p, int *fd, struct error *e) {
   bool ok = *fd >= 0 || error_errno(e, ERROR_DATA, "cannot create %s", path);
   if (ok && flock(*fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     ok = error_set(e, ERROR_DATA, "another process prepares %s", p->request->train_path);
+  struct stat st;
+  if (ok && fstat(*fd, &st) == 0 && st.st_nlink == 0) /* its owner, at its end, removed it before we had it */
+    ok = error_set(e, ERROR_DATA, "another process has just prepared %s", p->request->train_path);
   free(path);
   return ok;
 }
