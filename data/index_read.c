@@ -24,12 +24,21 @@ struct slot {
   unsigned char *buffer; /* INDEX_BLOCK */
 };
 
+/* Which file a path named when it was opened last. */
+struct seen {
+  bool any;
+  dev_t device;
+  ino_t number;
+  struct timespec changed;
+};
+
 struct index {
   struct frame frame;
   struct index_header header;
   struct index_layout layout;
   struct index_file *file;
   struct tokens_file *tokens; /* for decoding and messages; paths lie in `paths` */
+  struct seen *seen;          /* by token file, guarded by its slot's mutex */
   char *paths;
   atomic_uchar *checked; /* by block of token files */
   struct slot slot[SLOTS];
@@ -68,8 +77,9 @@ static bool read_files(struct stream *s, struct index *x, struct error *e) {
   const int64_t n = x->header.files;
   x->file = malloc((size_t)n * sizeof *x->file);
   x->tokens = calloc((size_t)n, sizeof *x->tokens);
+  x->seen = calloc((size_t)n, sizeof *x->seen);
   x->paths = malloc((size_t)x->header.path_bytes + 1);
-  if (!x->file || !x->tokens || !x->paths) return no_memory(s, e);
+  if (!x->file || !x->tokens || !x->seen || !x->paths) return no_memory(s, e);
   if (!frame_read(&x->frame, x->paths, x->layout.paths_at, x->header.path_bytes, e)) return false;
   x->paths[x->header.path_bytes] = 0;
   char *path = x->paths, *end = x->paths + x->header.path_bytes;
@@ -148,11 +158,25 @@ static void close_index(struct stream *s) {
   free(x->checked);
   free(x->file);
   free(x->tokens);
+  free(x->seen);
   free(x->paths);
   free(x);
 }
 
 /* ---- token files -------------------------------------------------------------- */
+
+/* What was checked of a file is forgotten when another has its name. */
+static bool recognise(struct index *x, const struct slot *slot, int64_t file, struct error *e) {
+  struct stat st;
+  struct seen *seen = &x->seen[file];
+  if (fstat(slot->fd, &st) != 0) return error_errno(e, ERROR_DATA, "cannot examine %s", x->tokens[file].path);
+  const bool same = seen->device == st.st_dev && seen->number == st.st_ino && seen->changed.tv_sec == st.st_mtim.tv_sec &&
+                    seen->changed.tv_nsec == st.st_mtim.tv_nsec;
+  const struct index_file *f = &x->file[file];
+  for (int64_t b = 0; seen->any && !same && b < index_blocks(f->size); b++) atomic_store(&x->checked[f->first_block + b], 0);
+  *seen = (struct seen){true, st.st_dev, st.st_ino, st.st_mtim};
+  return true;
+}
 
 static bool open_in_slot(struct index *x, struct slot *slot, int64_t file, struct error *e) {
   if (slot->file == file) return true;
@@ -162,10 +186,12 @@ static bool open_in_slot(struct index *x, struct slot *slot, int64_t file, struc
   int64_t size = 0;
   slot->fd = tokens_open_file(f->path, &size, e);
   if (slot->fd < 0) return false;
-  slot->file = file;
-  if (size == f->size) return true;
+  if (size == f->size) {
+    if (!recognise(x, slot, file, e)) return false;
+    slot->file = file;
+    return true;
+  }
   char what[128];
-  slot->file = -1;
   snprintf(what, sizeof what, "has %" PRId64 " bytes, it had %" PRId64 " when it was indexed", size, f->size);
   return is_changed(f->path, what, e);
 }

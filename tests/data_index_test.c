@@ -278,6 +278,30 @@ TEST(changed_files) {
   CHECK(!stream_open(train, 258, &e) && strstr(e.message, "changed.bin") && strstr(e.message, "No such file"));
 }
 
+/* A file that takes the place of a checked one while more files are open than fit. */
+TEST(files_replaced_while_read) {
+  enum { MANY = 65, TOKENS = 100 };
+  struct error e;
+  int32_t ids[TOKENS];
+  char name[32];
+  CHECK(file_make_folder(at("many"), ERROR_DATA, &e));
+  for (int i = 0; i < MANY; i++) {
+    snprintf(name, sizeof name, "many/%02d.bin", i);
+    FILE *f = fopen(at(name), "wb");
+    for (int k = 0; f && k < 2 * TOKENS; k++) fputc(k % 2 ? 0 : i, f);
+    if (f) fclose(f);
+  }
+  struct data_source source = source_of("a", "many", DATA_RAW_U16, -1, -1);
+  struct data_index x = {.sources = &source, .n_sources = 1, .train_path = train, .vocab_size = 258, .least = 2, .threads = 1};
+  CHECK(build(&x, &e)); /* in the order of names */
+  struct stream *s = stream_open(train, 258, &e);
+  CHECK(s && stream_read(s, 0, TOKENS, ids, &e) && ids[7] == 0);
+  CHECK(file_publish(at("many/00.bin"), memset(ids, 5, sizeof ids), 2 * TOKENS, ERROR_DATA, &e));
+  CHECK(s && stream_read(s, 64 * TOKENS, TOKENS, ids, &e) && ids[7] == 64); /* it takes the place of file 0 */
+  CHECK(s && !stream_read(s, 0, TOKENS, ids, &e) && strstr(e.message, "many/00.bin") && strstr(e.message, "digest"));
+  if (s) stream_close(s);
+}
+
 TEST(other_settings_and_files) {
   struct data_source sources[2];
   struct data_index x = request_of(&forms[1], sources, 1);
@@ -347,6 +371,7 @@ int main(void) {
   RUN(documents_that_cross_segments);
   RUN(far_samples);
   RUN(changed_files);
+  RUN(files_replaced_while_read);
   RUN(other_settings_and_files);
   RUN(damaged_indexes);
   docs_free(&docs[0]);
