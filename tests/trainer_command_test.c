@@ -136,6 +136,10 @@ TEST(prepare_and_check) {
   CHECK(said("made/t.tokens: ") && said("made/v.tokens: "));
   CHECK_EQ_I64(COMMAND(prepare, "run.yaml"), 0);
   CHECK(said("nothing to do; --force makes them anew"));
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--set", "data.sources=corpus,more"), ERROR_DATA);
+  CHECK(said("made/t.tokens was made of other sources: number 2 of its 1 is absent, of the 2 in data.sources more (--force makes it anew"));
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--set", "data.sources=other"), ERROR_DATA);
+  CHECK(said("number 1 of its 1 is corpus, of the 1 in data.sources other"));
   CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--force"), 0);
   CHECK(!strstr(text, "nothing to do"));
   CHECK_EQ_I64(COMMAND(check, "run.yaml"), 0);

@@ -26,6 +26,17 @@ const struct argument command_prepare_arguments[] = {
     {0},
 };
 
+/* By name, for their files may have moved; a configuration without sources asks for nothing. */
+static bool same_sources(const struct config *c, const char *path, const struct stream_info *info, struct error *e) {
+  int i = 0;
+  while (i < info->n_sources && i < c->data.n_sources && strcmp(info->source[i].name, c->data.source[i].name) == 0) i++;
+  if (c->data.n_sources == 0 || (i == info->n_sources && i == c->data.n_sources)) return true;
+  error_set(e, ERROR_DATA, "%s was made of other sources: number %d of its %d is %s, of the %" PRId64 " in data.sources %s", path, i + 1,
+            info->n_sources, i < info->n_sources ? info->source[i].name : "absent", c->data.n_sources,
+            i < c->data.n_sources ? c->data.source[i].name : "absent");
+  return error_hint(e, "--force makes it anew; or name other files in data.train and data.validation");
+}
+
 /* Is a usable stream there?  False with e->code ERROR_NONE: no file. */
 static bool existing(const struct config *c, const char *path, struct error *e) {
   e->code = ERROR_NONE;
@@ -33,9 +44,10 @@ static bool existing(const struct config *c, const char *path, struct error *e) 
   struct stream *s = stream_open(path, (int32_t)c->model.shape.vocab_size, e);
   if (!s) return error_hint(e, "--force makes it anew");
   const struct stream_info *info = stream_info(s);
-  printf("%s exists: %" PRId64 " tokens in %" PRId64 " documents\n", path, info->tokens, info->documents);
+  const bool same = same_sources(c, path, info, e);
+  if (same) printf("%s exists: %" PRId64 " tokens in %" PRId64 " documents\n", path, info->tokens, info->documents);
   stream_close(s);
-  return true;
+  return same;
 }
 
 /* ---- what became of the sources -------------------------------------------- */
