@@ -34,7 +34,7 @@ def test_checkpoint():
     with tempfile.TemporaryDirectory(prefix="fp4d-bench-") as folder:
         code, out, err = bench("checkpoint", "--megabytes", "4", "--repeat", "2", folder=folder)
         check(code == DONE, f"exit code {code}", err)
-        check("in 2 files under ." in out and len(out.splitlines()) == 4, "rows of rank 0 alone", out)
+        check("in 2 files under ." in out and len(out.splitlines()) == 9, "rows of rank 0 alone", out)
         check(os.listdir(folder) == [], "what was written is removed", str(os.listdir(folder)))
 
 

@@ -139,6 +139,15 @@ def test_keep_every():
     check(place.steps("kept") == [5, 10, 11, 12], f"steps {place.steps('kept')}")
 
 
+def test_failed_save_apart():
+    for policy, code, steps in (("continue", DONE, [2, 4, 8, 10, 12]), ("stop", CHECKPOINT, [2, 4])):
+        for np in (0, 2):
+            name = f"failed-{policy}-{np}"
+            place.train(name, {"checkpoint.every": 2, "checkpoint.keep": 0, "checkpoint.on_failure": policy, "fault": "save-error@6"}, np).expect(
+                code, r"warning: update 6: checkpoint not saved: .*configured fault")
+            check(place.steps(name) == steps and place.temporaries(name) == [], f"{name}: steps {place.steps(name)}")
+
+
 def test_two_jobs():
     """On one folder: the second is refused, the first is none the worse for it."""
     job = place.start_train("shared", {"train.updates": 100000, "optimizer.schedule": "constant", "optimizer.min_lr": 0, "checkpoint.every": 2})

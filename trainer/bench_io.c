@@ -1,17 +1,12 @@
-/* bench loader, checkpoint, collectives: what moves data. */
+/* bench loader, collectives: what moves data. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
-#include "base/file.h"
-#include "checkpoints/checkpoint.h"
-#include "checkpoints/store.h"
 #include "data/loader.h"
 #include "trainer/bench.h"
-#include "trainer/plan.h"
 #include "trainer/record.h"
 
 /* ---- loader -------------------------------------------------------------------- */
@@ -85,92 +80,6 @@ bool bench_loader(struct bench *b, struct error *e) {
   }
   stream_close(s);
   return good;
-}
-
-/* ---- checkpoint ------------------------------------------------------------------ */
-
-enum { TENSOR_COLS = 4096 };
-
-struct storing {
-  struct comm *comm;
-  char folder[STORE_PATH];
-  struct tensor_slice slice; /* this rank's rows */
-  int64_t update;
-};
-
-static bool store(void *context, struct error *e) {
-  struct storing *s = context;
-  return checkpoint_save(s->comm, s->folder, ++s->update, &s->slice, 1, "{}", 1, e);
-}
-
-static bool restore(void *context, struct error *e) {
-  struct storing *s = context;
-  char path[STORE_PATH];
-  store_step_path(s->folder, s->update, path);
-  struct checkpoint *k = checkpoint_open(path, false, e);
-  const bool good = k && checkpoint_read(k, &s->slice, 1, e);
-  checkpoint_close(k);
-  return comm_agree(s->comm, good, e);
-}
-
-/* What rank 0 does before a resume. */
-static bool verify(void *context, struct error *e) {
-  struct storing *s = context;
-  bool good = true;
-  if (comm_rank(s->comm) == 0) {
-    char path[STORE_PATH];
-    store_step_path(s->folder, s->update, path);
-    struct checkpoint *k = checkpoint_open(path, true, e);
-    good = k != NULL;
-    checkpoint_close(k);
-  }
-  return comm_agree(s->comm, good, e);
-}
-
-static bool storage_row(const struct bench *b, struct storing *s, const char *name, bool (*body)(void *, struct error *),
-                        struct error *e) {
-  struct bench_seconds t;
-  const double bytes = (double)s->slice.global_rows * TENSOR_COLS * sizeof(float);
-  if (!bench_measure(b, 1, body, s, &t, e)) return false;
-  json_t *o = json_object();
-  record_text(o, "operation", name);
-  record_integer(o, "bytes", (int64_t)bytes);
-  record_integer(o, "world", comm_world(b->comm));
-  record_real(o, "bytes_per_second", bytes / t.median);
-  bench_row(b, o, &t, "%-44s %10.3f s  %8.3f GB/s", name, t.median, bytes / t.median * 1e-9);
-  return true;
-}
-
-bool bench_checkpoint(struct bench *b, struct error *e) {
-  const int rank = comm_rank(b->comm), world = comm_world(b->comm);
-  const int64_t bytes = b->a.megabytes ? b->a.megabytes << 20 : b->config ? plan_checkpoint_bytes(b->config) : 64 << 20;
-  const char *where = b->a.folder ? b->a.folder : b->config ? b->config->run.folder : ".";
-  struct storing s = {.comm = b->comm};
-  const int64_t rows = bytes / (TENSOR_COLS * (int64_t)sizeof(float)) + 1;
-  const int length = snprintf(s.folder, sizeof s.folder, "%s/bench-%ld", where, (long)getpid());
-  if (length < 0 || (size_t)length >= sizeof s.folder) /* the same words on every rank */
-    return error_set(e, ERROR_USAGE, "bench checkpoint: the folder's path has %zu bytes, which is too long", strlen(where));
-  if (!comm_broadcast(b->comm, s.folder, sizeof s.folder, 0, e)) return false;
-  s.slice = (struct tensor_slice){.name = "bench/tensor", .dtype = DTYPE_F32, .global_rows = rows, .cols = TENSOR_COLS};
-  s.slice.first_row = rows * rank / world;
-  s.slice.rows = rows * (rank + 1) / world - s.slice.first_row;
-  const size_t mine = (size_t)(s.slice.rows * TENSOR_COLS) * sizeof(float);
-  float *data = malloc(mine + 1);
-  for (size_t i = 0; data && i < mine / sizeof(float); i++) data[i] = (float)i * 1.1f;
-  s.slice.data = data;
-  bool good = comm_agree(b->comm, data != NULL || error_set(e, ERROR_SYSTEM, "no memory for %zu bytes", mine), e);
-  if (good) {
-    bench_title(b, "%.3f GB in %d file%s under %s, written durably (fsync)", (double)rows * TENSOR_COLS * 4e-9, world, world > 1 ? "s" : "", where);
-    good = storage_row(b, &s, "save: write, sync, checksum, publish", store, e) && storage_row(b, &s, "load", restore, e) &&
-           storage_row(b, &s, "verify checksums (rank 0 alone)", verify, e);
-  }
-  struct error removing;
-  if (rank == 0 && !file_remove_tree(s.folder, ERROR_SYSTEM, &removing) && good) {
-    *e = removing;
-    good = false;
-  }
-  free(data);
-  return comm_agree(b->comm, good, e);
 }
 
 /* ---- collectives ------------------------------------------------------------------- */
