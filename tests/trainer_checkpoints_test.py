@@ -173,10 +173,11 @@ def small_disk(name, size):
 
 
 def test_full_disk():
-    """Room for two checkpoints and a bit: the third fails, by policy, and the others stay."""
+    """Room for two checkpoints and a bit: the third fails, by policy, and the others stay.  The records
+    lie on another disk: a run that cannot write those ends (71)."""
     for policy, code in (("continue", CHECKPOINT), ("stop", CHECKPOINT)):
-        with small_disk("small-" + policy, "2900k"):
-            name = f"small-{policy}/run"
+        name = f"small-{policy}"
+        with small_disk(name + "/checkpoints", "2900k"):
             out = place.train(name, {"checkpoint.every": 2, "checkpoint.keep": 0, "checkpoint.on_failure": policy})
             out.expect(code, r"warning: update 6: checkpoint not saved: .*No space left on device")
             check(place.steps(name) == [2, 4] and place.temporaries(name) == [], str(os.listdir(place.at(name, "checkpoints"))))
