@@ -116,6 +116,16 @@ bool file_make_parent(const char *path, enum error_code code, struct error *e) {
   return parent_of(path, folder, code, e) && file_make_folder(folder, code, e);
 }
 
+bool file_same_place(const char *a, const char *b) {
+  char folder_a[PATH_MAX], folder_b[PATH_MAX];
+  struct error none;
+  struct stat x, y;
+  const char *slash_a = strrchr(a, '/'), *slash_b = strrchr(b, '/');
+  return strcmp(slash_a ? slash_a + 1 : a, slash_b ? slash_b + 1 : b) == 0 && parent_of(a, folder_a, ERROR_SYSTEM, &none) &&
+         parent_of(b, folder_b, ERROR_SYSTEM, &none) && stat(folder_a, &x) == 0 && stat(folder_b, &y) == 0 && x.st_dev == y.st_dev &&
+         x.st_ino == y.st_ino;
+}
+
 bool file_publish(const char *path, const void *data, size_t bytes, enum error_code code, struct error *e) {
   char temporary[PATH_MAX];
   int length = snprintf(temporary, sizeof temporary, "%s.tmp", path);

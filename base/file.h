@@ -32,6 +32,8 @@ bool file_make_parent(const char *path, enum error_code code, struct error *e);
 char *file_beside(const char *file, const char *name);
 
 bool file_exists(const char *path);
+/* Do both paths, of files that need not exist, name the same place?  False where a folder of theirs is absent. */
+bool file_same_place(const char *a, const char *b);
 int64_t file_size(const char *path); /* -1 if absent */
 
 /* Removes a file or a folder with all in it; absent is fine. */

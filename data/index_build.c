@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "data/index_parts.h"
 #include "data/stream_file.h"
 
@@ -122,7 +123,8 @@ static bool write_index(struct writing *w, const struct data_index *x, const str
 static bool check_request(const struct data_index *x, struct error *e) {
   if (x->n_sources < 1 || x->n_sources > STREAM_SOURCES)
     return error_set(e, ERROR_DATA, "%d sources: an index has 1 to %d", x->n_sources, STREAM_SOURCES);
-  if (x->validation_path && strcmp(x->train_path, x->validation_path) == 0)
+  if (!file_make_parent(x->train_path, ERROR_DATA, e) || (x->validation_path && !file_make_parent(x->validation_path, ERROR_DATA, e))) return false;
+  if (x->validation_path && file_same_place(x->train_path, x->validation_path))
     return error_set(e, ERROR_DATA, "training and validation index have the same path %s", x->train_path);
   if (x->validation_path && !(x->validation_fraction > 0 && x->validation_fraction < 1))
     return error_set(e, ERROR_DATA, "data.validation_fraction is %g, it must lie between 0 and 1", x->validation_fraction);

@@ -42,12 +42,13 @@ static bool check_request(const struct data_prepare *r, struct error *e) {
 /* The streams must not take the place of the text that they are made of. */
 static bool check_targets(const struct preparation *p, struct error *e) {
   const char *targets[2] = {p->request->train_path, p->request->validation_path};
-  if (targets[1] && strcmp(targets[0], targets[1]) == 0)
+  for (int side = 0; side < 2; side++)
+    if (targets[side] && !file_make_parent(targets[side], ERROR_DATA, e)) return false;
+  if (targets[1] && file_same_place(targets[0], targets[1]))
     return error_set(e, ERROR_DATA, "training and validation stream have the same path %s", targets[0]);
   for (int side = 0; side < 2; side++) {
     struct stat target, st;
     if (!targets[side]) continue;
-    if (!file_make_parent(targets[side], ERROR_DATA, e)) return false;
     if (stat(targets[side], &target) != 0) continue; /* new */
     if (S_ISDIR(target.st_mode)) return error_set(e, ERROR_DATA, "cannot write the stream %s: it is a folder", targets[side]);
     for (int64_t i = 0; i < p->files.count; i++)

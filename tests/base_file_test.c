@@ -186,6 +186,10 @@ TEST(make_and_remove) {
   CHECK(file_make_parent(at("x/p/q/file"), ERROR_DATA, &e) && file_exists(at("x/p/q")) && !file_exists(at("x/p/q/file")));
   CHECK(file_make_parent("file", ERROR_DATA, &e) && file_make_parent("/file", ERROR_DATA, &e) && !file_exists("file"));
   CHECK(!file_make_parent(at("x/y/f/file"), ERROR_DATA, &e));
+  char other[300];
+  snprintf(other, sizeof other, "%s/x/p/new", root);
+  CHECK(file_same_place(other, at("x/p/new")) && file_same_place(other, at("x/./p/q/../new")) && file_same_place("new", "./new"));
+  CHECK(!file_same_place(other, at("x/p/q/new")) && !file_same_place(other, at("x/p/newer")) && !file_same_place("none/new", "none/new"));
   CHECK(file_sync_parent(at("x/p/q/file"), ERROR_DATA, &e) && file_sync_parent("file", ERROR_DATA, &e));
   CHECK(!file_sync_parent(at("x/none/file"), ERROR_DATA, &e));
   /* A link is removed, never followed. */

@@ -372,6 +372,8 @@ TEST(unusable_targets) {
   struct data_prepare p = request(&s, 1, 0.3, 1);
   p.validation_path = train;
   CHECK(!data_prepare(&p, &done, &e) && mentions(&e, "same path"));
+  p.validation_path = at("./train.tok"); /* in other words */
+  CHECK(!data_prepare(&p, &done, &e) && mentions(&e, "same path"));
   p.validation_path = at("in/03.txt");
   CHECK(!data_prepare(&p, &done, &e) && mentions(&e, "overwrite"));
   CHECK(file_exists(at("in/03.txt")));
