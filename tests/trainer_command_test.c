@@ -158,6 +158,9 @@ TEST(prepare_and_check) {
   CHECK_EQ_I64(COMMAND(check, "run.yaml"), ERROR_DATA);
   CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--force"), 0);
 
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--set", "data.train=made/t.index"), ERROR_DATA); /* the validation stream exists */
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--set", "data.train=made/t.index", "--force"), ERROR_CONFIG);
+  CHECK(said("made/t.index, which is the name of an index"));
   CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--set", "data.sources=", "--force"), ERROR_CONFIG);
   CHECK(said("data.sources is empty"));
   CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--set", "data.sources=no-such-folder", "--force"), ERROR_DATA);

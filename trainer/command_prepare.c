@@ -10,6 +10,7 @@
 #include "data/tokenizer.h"
 #include "trainer/command.h"
 #include "trainer/config.h"
+#include "trainer/indexing.h"
 #include "trainer/table.h"
 
 struct prepare_arguments {
@@ -157,6 +158,10 @@ static bool fits_the_model(const struct config *c, struct error *e) {
 static bool prepare(const struct config *c, bool go_on, struct error *e) {
   if (c->data.n_sources == 0) return error_set(e, ERROR_CONFIG, "data.sources is empty: nothing to prepare from");
   if (!fits_the_model(c, e)) return false;
+  if (indexing_is_wanted(c)) {
+    error_set(e, ERROR_CONFIG, "data.train is %s, which is the name of an index: of token files, by `fp4d index`", c->data.train);
+    return error_hint(e, "give a stream of text another ending, as train.tokens");
+  }
   const bool validate = c->data.validation[0] != 0;
   const struct data_prepare p = {.sources = c->data.source,
                                  .n_sources = (int)c->data.n_sources,
