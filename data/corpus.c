@@ -112,7 +112,10 @@ bool corpus_find(struct corpus_files *f, const char *path, enum data_format form
   const struct search s = {f, format, source};
   const char *names = format == DATA_JSONL ? NAMES_JSONL : NAMES;
   struct stat st;
-  if (stat(path, &st) != 0) return error_errno(e, ERROR_DATA, "cannot use the source %s", path);
+  if (stat(path, &st) != 0) {
+    error_errno(e, ERROR_DATA, "cannot use the source %s", path);
+    return strpbrk(path, "*?[") ? error_hint(e, "patterns are for token files; of text name a file or a folder") : false;
+  }
   if (!S_ISDIR(st.st_mode)) {
     enum corpus_kind kind = format == DATA_JSONL ? CORPUS_LINES : CORPUS_DOCUMENT;
     if (!kind_of_name(path, format, &kind) && format == DATA_AUTO) {

@@ -310,6 +310,7 @@ TEST(unusable_sources) {
   struct data_prepared done;
   struct error e;
   CHECK(!prepare("absent", 1, 0.5, &done, &e) && mentions(&e, "absent"));
+  CHECK(!prepare("*.txt", 1, 0.5, &done, &e) && mentions(&e, "*.txt") && strstr(e.hint, "folder"));
   put("odd.pdf", "x", 1);
   CHECK(!prepare("odd.pdf", 1, 0.5, &done, &e) && mentions(&e, "odd.pdf") && strstr(e.hint, ".txt"));
   put("none/x.c", "x", 1);
