@@ -427,13 +427,15 @@ def contents(folder):
 
 
 def test_full_disk():
-    """A checkpoint is 1.3 MB: one fits beside the ballast, two fit without it."""
+    """A checkpoint is 1.3 MB: one fits beside the ballast, two fit without it.  Saved at once: while a thread
+    fills the disk a record might find no room."""
+    settings = {**LONG, "checkpoint.every": 5, "checkpoint.compression": "store", "checkpoint.async": False}
     for np in (0, 2):
         with small_disk(f"disk-{np}", 3600) as disk:
             name = f"disk-{np}/run"
             with open(os.path.join(disk, "ballast"), "wb") as f:
                 f.write(bytes(1200000))
-            job = place.start_train(name, {**LONG, "checkpoint.every": 5}, np)
+            job = place.start_train(name, settings, np)
             job.wait_for(r"update +5 +saved")
             before = contents(place.step(name, 5))  # read at once: the records go on to fill the disk
             job.wait_for(r"(?s)(checkpoint not saved.*){3}")
