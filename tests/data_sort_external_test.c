@@ -75,7 +75,7 @@ static bool agrees(struct sort_external *s, const struct record *sorted, int64_t
   while ((more = sort_merge_next(m, &got, e)) > 0) {
     while (i < n && (sorted[i].key[0] < first || sorted[i].key[0] > last)) i++;
     same = same && i < n && memcmp(got.key, sorted[i].key, KEY) == 0 && got.bytes == sorted[i].bytes &&
-           memcmp(got.payload, sorted[i].payload, (size_t)got.bytes) == 0;
+           (got.bytes == 0 || memcmp(got.payload, sorted[i].payload, (size_t)got.bytes) == 0);
     i++;
     if (!same) break;
   }
