@@ -41,6 +41,7 @@ struct stream_info {
   int n_sources;                    /* at least 1 */
   struct stream_source source[STREAM_SOURCES];
   const char *sources; /* the same and where it came from, as text, one line a source; lives until stream_close */
+  const char *settings; /* how `prepare` made it (data/prepare.h), up to the line's end; empty: not said */
 };
 
 /* Tokens [first, end) of the stream are one document. */

@@ -110,7 +110,7 @@ static bool write_index(struct writing *w, const struct data_index *x, const str
   if (!ok) return false;
   const char *notes[STREAM_SOURCES];
   for (int i = 0; i < x->n_sources; i++) notes[i] = x->sources[i].path;
-  char *text = stream_sources_encode(w->source, x->n_sources, notes);
+  char *text = stream_sources_encode(w->source, x->n_sources, notes, NULL);
   unsigned char header[FRAME_HEADER];
   index_header_encode(&w->header, header);
   ok = text ? frame_writer_finish(w->frame, header, text, e) : no_memory(path, e);

@@ -103,6 +103,27 @@ static bool describe(const struct preparation *p, char **text, struct error *e) 
   return error_set(e, ERROR_SYSTEM, "out of memory preparing data");
 }
 
+char *data_prepare_settings(const struct data_prepare *r) {
+  static const char *const policies[] = {"replace", "drop", "error"}, *const dedups[] = {"none", "exact", "minhash"};
+  char *text = NULL;
+  size_t bytes;
+  FILE *f = open_memstream(&text, &bytes);
+  if (!f) return NULL;
+  fprintf(f, "seed=%" PRIu64 " shuffle_documents=%s tokens=%" PRId64 " validation_fraction=%.17g bos=%s eos=%s invalid_utf8=%s dedup=%s", r->seed,
+          r->in_file_order ? "false" : "true", r->tokens, r->validation_path ? r->validation_fraction : 0, r->bos ? "true" : "false",
+          r->eos ? "true" : "false", policies[r->invalid_utf8], dedups[r->dedup]);
+  if (r->dedup == DATA_DEDUP_MINHASH) fprintf(f, " minhash_threshold=%.17g", r->minhash_threshold);
+  for (int i = 0; i < r->n_sources; i++) fprintf(f, "%s%.17g", i ? "," : " weights=", r->sources[i].weight);
+  for (int i = 0; i < r->n_sources; i++) fprintf(f, "%s%.17g", i ? "," : " max_repetition=", r->sources[i].max_repetition);
+  for (int k = 0; k < r->n_stages; k++) {
+    fprintf(f, " stage%d=%" PRId64, k + 1, r->stages[k].at);
+    for (int i = 0; i < r->n_sources; i++) fprintf(f, ",%.17g", r->stages[k].weight[i]);
+  }
+  if (fclose(f) == 0) return text;
+  free(text);
+  return NULL;
+}
+
 /* ---- the work folder ------------------------------------------------------- */
 
 static char *work_folder(const char *train_path) {

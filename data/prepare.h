@@ -75,6 +75,10 @@ struct data_prepared {
  * error or a kill lies in TRAIN_PATH.work; the same call goes on from there. */
 bool data_prepare(const struct data_prepare *p, struct data_prepared *done, struct error *e);
 
+/* What decides over the streams beside the sources' content and the tokenizer, as words NAME=VALUE on
+ * one line; streams carry it (stream_info.settings). malloc'ed; NULL: out of memory. */
+char *data_prepare_settings(const struct data_prepare *p);
+
 /* What an earlier process left: nothing, work, or work that was being published when it was
  * ended, so that the streams that have their names may be new or old ones. */
 enum data_prepare_left { PREPARE_NOTHING_LEFT, PREPARE_WORK_LEFT, PREPARE_PUBLISHING_LEFT };

@@ -251,11 +251,13 @@ bool prepare_write(struct preparation *p, struct error *e) {
   const struct tokenizer_info *t = tokenizer_info(p->tokenizer);
   const char *names[DATA_SOURCES];
   for (int i = 0; i < r->n_sources; i++) names[i] = r->sources[i].name;
+  char *settings = data_prepare_settings(r);
   const struct stream_start start = {.vocab_size = t->vocab_size, .bos = p->bos, .eos = p->eos, .tokenizer = t->name,
-                                     .names = names, .n_sources = r->n_sources};
+                                     .names = names, .n_sources = r->n_sources, .settings = settings};
   struct stream_writer *w[2] = {NULL, NULL};
   struct overlap *overlap = NULL;
-  bool ok = sort_external_reduce(p->sort, p->pool ? 1 : r->n_sources, step, p, e);
+  bool ok = settings || error_set(e, ERROR_SYSTEM, "out of memory preparing data");
+  ok = ok && sort_external_reduce(p->sort, p->pool ? 1 : r->n_sources, step, p, e);
   if (ok && r->overlap_report && r->validation_path) ok = (overlap = overlap_open(p->memory / 2, e)) != NULL;
   for (int side = PREPARE_VALIDATION; ok && side >= PREPARE_TRAIN; side--) {
     if (!paths[side]) continue;
@@ -274,5 +276,6 @@ bool prepare_write(struct preparation *p, struct error *e) {
   overlap_close(overlap);
   stream_writer_close(w[0]);
   stream_writer_close(w[1]);
+  free(settings);
   return ok;
 }

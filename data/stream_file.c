@@ -135,13 +135,21 @@ bool stream_sources_decode(const char *path, const char *text, struct stream_inf
       return bad_sources(path, i + 1, "holds impossible counts", e);
     text = end + 1;
   }
+  static const char settings[] = "settings\t";
+  info->settings = "";
+  if (strncmp(text, settings, sizeof settings - 1) == 0) {
+    info->settings = text + sizeof settings - 1;
+    text += strcspn(text, "\n");
+    if (*text == 0) return bad_sources(path, info->n_sources + 1, "does not end", e);
+    text++;
+  }
   if (*text) return bad_sources(path, info->n_sources + 1, "is one too many", e);
   if (documents == info->documents && tokens == info->tokens) return true;
   return bad_sources(path, info->n_sources, "ends a sum that is not the stream's documents and tokens", e);
 }
 
-char *stream_sources_encode(const struct stream_source *source, int n_sources, const char *const *notes) {
-  size_t room = 1, at = 0;
+char *stream_sources_encode(const struct stream_source *source, int n_sources, const char *const *notes, const char *settings) {
+  size_t room = 16 + (settings ? strlen(settings) : 0), at = 0;
   for (int i = 0; i < n_sources; i++) room += strlen(source[i].name) + 48 + (notes && notes[i] ? strlen(notes[i]) : 0);
   char *text = malloc(room);
   if (!text) return NULL;
@@ -151,5 +159,6 @@ char *stream_sources_encode(const struct stream_source *source, int n_sources, c
     at += (size_t)snprintf(text + at, room - at, "%s\t%" PRId64 "\t%" PRId64 "%s%s\n", source[i].name, source[i].documents,
                            source[i].tokens, note ? "\t" : "", note ? note : "");
   }
+  if (settings) snprintf(text + at, room - at, "settings\t%s\n", settings);
   return text;
 }

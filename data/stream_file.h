@@ -39,11 +39,12 @@ bool stream_header_decode(const char *path, const unsigned char bytes[FRAME_HEAD
                           struct error *e);
 
 /* A line of the sources' text: NAME, documents and tokens, with tabs between; what comes
- * after a third tab says where the source came from. Fills info->source from it; refuses
- * text that is not n_sources such lines or does not add up to info->documents and tokens. */
+ * after a third tab says where the source came from. One line more may say "settings", a tab and
+ * how the stream was made. Fills info->source and info->settings from it; refuses other text and
+ * counts that do not add up to info->documents and tokens. */
 bool stream_sources_decode(const char *path, const char *text, struct stream_info *info, struct error *e);
-/* The text; notes[i] (may be NULL, as notes may) comes last on line i. malloc'ed; NULL: out of memory. */
-char *stream_sources_encode(const struct stream_source *source, int n_sources, const char *const *notes);
+/* The text; notes[i] (may be NULL, as notes may, and settings) comes last on line i. malloc'ed; NULL: out of memory. */
+char *stream_sources_encode(const struct stream_source *source, int n_sources, const char *const *notes, const char *settings);
 
 /* ---- writing ----------------------------------------------------------- */
 struct stream_writer; /* opaque */
@@ -54,6 +55,7 @@ struct stream_start {
   const char *tokenizer;        /* printable ASCII without spaces, below STREAM_TOKENIZER bytes */
   const char *const *names;     /* [n_sources], 1..STREAM_SOURCES of them; below STREAM_NAME bytes */
   int n_sources;
+  const char *settings;         /* one line: how the stream is made; NULL: not said. Lives until the writer finishes */
 };
 
 /* Starts PATH under a temporary name beside it; removes, and logs, what killed writers

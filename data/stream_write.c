@@ -15,6 +15,7 @@ struct stream_writer {
   int token_bytes;
   int64_t *offsets;       /* first tokens of documents */
   unsigned char *sources; /* of documents */
+  const char *settings;
   int64_t documents_room; /* of both */
   struct stream_source source[STREAM_SOURCES];
   int current; /* source of the document being written */
@@ -46,6 +47,7 @@ struct stream_writer *stream_writer_open(const char *path, const struct stream_s
       .vocab_size = start->vocab_size, .bos = start->bos, .eos = start->eos, .n_sources = start->n_sources};
   snprintf(w->header.tokenizer, sizeof w->header.tokenizer, "%s", start->tokenizer);
   for (int i = 0; i < start->n_sources; i++) snprintf(w->source[i].name, STREAM_NAME, "%s", start->names[i]);
+  w->settings = start->settings;
   w->token_bytes = start->vocab_size <= 65536 ? 2 : 4;
   w->frame = frame_writer_open(path, "stream", e);
   if (w->frame) return w;
@@ -120,7 +122,7 @@ bool stream_writer_finish(struct stream_writer *w, const char *const *notes, str
                      w->header.documents);
   unsigned char header[FRAME_HEADER];
   stream_header_encode(&w->header, header);
-  char *sources = stream_sources_encode(w->source, w->header.n_sources, notes);
+  char *sources = stream_sources_encode(w->source, w->header.n_sources, notes, w->settings);
   if (!sources) return error_set(e, ERROR_SYSTEM, "%s: out of memory for its sources", w->path);
   const bool ok = write_documents(w, &l, e) && frame_writer_finish(w->frame, header, sources, e);
   free(sources);

@@ -55,7 +55,7 @@ static int32_t token_of(const struct corpus *c, int64_t token) {
 
 static struct stream *stream_of(const struct corpus *c) {
   static const char *const names[SOURCES] = {"one", "two", "three"};
-  const struct stream_start start = {VOCAB, -1, -1, "bytes", names, SOURCES};
+  const struct stream_start start = {VOCAB, -1, -1, "bytes", names, SOURCES, NULL};
   struct error e = {0};
   snprintf(path, sizeof path, "%s/loader.tokens", root);
   struct stream_writer *w = stream_writer_open(path, &start, &e);

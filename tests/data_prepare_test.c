@@ -435,7 +435,7 @@ TEST(disk_full) {
  * removes it, and not one that is being written. */
 TEST(killed) {
   static const char *const names[] = {"in"};
-  const struct stream_start start = {TOKENIZER_BYTES_VOCAB, -1, -1, "bytes", names, 1};
+  const struct stream_start start = {TOKENIZER_BYTES_VOCAB, -1, -1, "bytes", names, 1, NULL};
   reset();
   put_forty("in");
   struct error e;

@@ -55,6 +55,7 @@ TEST(small_stream) {
   CHECK_EQ_I64(info->vocab_size, 258);
   CHECK_STR(info->tokenizer, "bytes");
   CHECK_STR(info->sources, "built\t1\t3\nother\t1\t4\tfrom \xc3\xa4 place\n");
+  CHECK_STR(info->settings, "");
   CHECK_EQ_I64(info->bos, 256);
   CHECK_EQ_I64(info->eos, 257);
   CHECK_EQ_I64(info->n_sources, 2);
@@ -283,7 +284,8 @@ TEST(absurd_sources) {
 /* A list of sources with a matching digest that is not one of this stream. */
 TEST(wrong_lists_of_sources) {
   static const char *const wrong[] = {
-      "", "built\t1\t3\n", "built\t1\t3\nother\t1\t4", "built\t1\t3\nother\t1\t4\nthird\t0\t0\n", "built\t1\t3\n\t1\t4\n",
+      "", "built\t1\t3\n", "built\t1\t3\nother\t1\t4", "built\t1\t3\nother\t1\t4\nthird\t0\t0\n", "built\t1\t3\nsettings\tx=1\nother\t1\t4\n",
+      "built\t1\t3\nother\t1\t4\nsettings\tx=1\nmore\n", "built\t1\t3\nother\t1\t4\nsettings\tx=1", "built\t1\t3\n\t1\t4\n",
       "built\t1\t3\nother\t1\n", "built\t1\t3\nother\n", "built\t1\t3\nother\t2\t4\n", "built\t1\t3\nother\t1\t5\n",
       "built\t1\t3\nother\t1\t-4\n", "built\t1\t3\nother\t1\t4x\n", "built\t1\t3\nother\t1\t 4\n", "built\t1\t3\nother\t\t4\n",
       "built\t1\t9223372036854775807\nother\t1\t9223372036854775807\n", "built\t1\t3\nother\t1\t99999999999999999999\n",

@@ -145,8 +145,8 @@ class Stream:
         self.source = list(data[at:at + documents])
         text_bytes = struct.unpack_from("<Q", data, len(data) - 32)[0]
         lines = data[-64 - text_bytes:-64].decode().splitlines()
-        self.sources = [line.split("\t")[:3] for line in lines]  # name, documents, tokens
-        assert len(lines) == sources and self.version == 2, path
+        self.sources = [line.split("\t")[:3] for line in lines[:sources]]  # name, documents, tokens
+        assert len(lines) in (sources, sources + 1) and self.version == 2, path
 
     @property
     def documents(self):

@@ -158,6 +158,18 @@ TEST(prepare_and_check) {
   CHECK_EQ_I64(COMMAND(check, "run.yaml"), ERROR_DATA);
   CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--force"), 0);
 
+  /* Streams that other settings made are not taken for these. */
+  static const char *const changes[][2] = {
+      {"data.seed=2", "made with other settings: seed=1, now seed=2"}, {"data.tokens=5", "tokens=0, now tokens=5"},
+      {"data.bos=false", "bos=true, now bos=false"}, {"data.dedup=minhash", "dedup=exact, now dedup=minhash"},
+      {"data.validation_fraction=0.125", "now validation_fraction=0.125"}, {"data.shuffle_documents=false", "shuffle_documents=true, now"}};
+  for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+    CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--set", changes[i][0]), ERROR_DATA);
+    if (!said(changes[i][1]) || !said("--force makes it anew")) FAIL("%s", changes[i][0]);
+  }
+  CHECK_EQ_I64(COMMAND(prepare, "run.yaml"), 0);
+  CHECK(said("nothing to do"));
+
   CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--set", "data.train=made/t.index"), ERROR_DATA); /* the validation stream exists */
   CHECK_EQ_I64(COMMAND(prepare, "run.yaml", "--set", "data.train=made/t.index", "--force"), ERROR_CONFIG);
   CHECK(said("made/t.index, which is the name of an index"));

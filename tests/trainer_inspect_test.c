@@ -24,7 +24,7 @@ static void write_stream(const char *path) {
   static const char hello[] = "hello\x1b", coffee[] = "caf\xc3\xa9\n\xff.";
   int32_t ids[4096];
   static const char *const names[] = {"corpus", "more"}, *const notes[] = {"/a/corpus", NULL};
-  const struct stream_start start = {TOKENIZER_BYTES_VOCAB, TOKENIZER_BYTES_BOS, TOKENIZER_BYTES_EOS, "bytes", names, 2};
+  const struct stream_start start = {TOKENIZER_BYTES_VOCAB, TOKENIZER_BYTES_BOS, TOKENIZER_BYTES_EOS, "bytes", names, 2, NULL};
   struct stream_writer *w = stream_writer_open(path, &start, &failure);
   if (!w) {
     FAIL("%s", failure.message);
@@ -118,7 +118,7 @@ TEST(samples) {
 TEST(zero_ends_documents) {
   static const char *const names[] = {"dclm"};
   for (int eos = 0; eos < 2; eos++) {
-    const struct stream_start start = {300, 256, eos ? 257 : 0, "bytes", names, 1};
+    const struct stream_start start = {300, 256, eos ? 257 : 0, "bytes", names, 1, NULL};
     struct stream_writer *w = stream_writer_open("z.tokens", &start, &failure);
     for (int d = 0; w && d < 5; d++) {
       const int32_t ids[4] = {256, 'a', 'b', d < 3 ? 0 : 257};

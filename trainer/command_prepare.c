@@ -1,6 +1,7 @@
 /* `fp4d prepare`: token streams from text, once. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -38,6 +39,65 @@ static bool same_sources(const struct config *c, const char *path, const struct 
   return error_hint(e, "--force makes it anew; or name other files in data.train and data.validation");
 }
 
+/* The request that a configuration makes. */
+static struct data_prepare request_of(const struct config *c, bool go_on) {
+  const bool validate = c->data.validation[0] != 0;
+  return (struct data_prepare){.sources = c->data.source,
+                               .n_sources = (int)c->data.n_sources,
+                               .train_path = c->data.train,
+                               .validation_path = validate ? c->data.validation : NULL,
+                               .validation_fraction = validate ? c->data.validation_fraction : 0,
+                               .seed = (uint64_t)c->data.seed,
+                               .stages = c->data.stage,
+                               .n_stages = (int)c->data.n_stages,
+                               .tokens = c->data.tokens,
+                               .tokenizer = c->data.tokenizer,
+                               .bos = c->data.bos,
+                               .eos = c->data.eos,
+                               .in_file_order = !c->data.shuffle_documents,
+                               .invalid_utf8 = c->data.invalid_utf8,
+                               .dedup = c->data.dedup,
+                               .minhash_threshold = c->data.minhash_threshold,
+                               .overlap_report = c->data.overlap_report,
+                               .memory = c->data.prepare_memory,
+                               .threads = (int)c->run.threads,
+                               .go_on = go_on};
+}
+
+/* Both streams carry the settings that made them; the training stream's are compared. */
+static bool same_settings(const struct config *c, const char *path, const struct stream_info *info, struct error *e) {
+  const struct data_prepare p = request_of(c, false);
+  if (c->data.n_sources == 0 || !info->settings[0]) return true;
+  char *wanted = data_prepare_settings(&p);
+  if (!wanted) return error_set(e, ERROR_SYSTEM, "out of memory");
+  const char *was = info->settings, *is = wanted;
+  for (;;) {
+    const size_t n = strcspn(was, " \n"), m = strcspn(is, " \n");
+    if (n != m || memcmp(was, is, n) != 0) {
+      error_set(e, ERROR_DATA, "%s was made with other settings: %.*s, now %.*s", path, (int)n, n ? was : "nothing more", (int)m,
+                m ? is : "nothing more");
+      error_hint(e, "--force makes it anew; or name other files in data.train and data.validation");
+      break;
+    }
+    was += n + (was[n] == ' ');
+    is += m + (is[m] == ' ');
+    if (*is == 0 && (*was == 0 || *was == '\n')) break;
+  }
+  free(wanted);
+  return e->code == ERROR_NONE;
+}
+
+static bool same_tokenizer(const struct config *c, const char *path, const struct stream_info *info, struct error *e) {
+  struct tokenizer *t = tokenizer_open(c->data.tokenizer, e);
+  if (!t) return false;
+  if (strcmp(tokenizer_info(t)->name, info->tokenizer) != 0) {
+    error_set(e, ERROR_DATA, "%s was made with tokenizer %s, data.tokenizer is %s", path, info->tokenizer, tokenizer_info(t)->name);
+    error_hint(e, "--force makes it anew; or name other files in data.train and data.validation");
+  }
+  tokenizer_close(t);
+  return e->code == ERROR_NONE;
+}
+
 /* Is a usable stream there?  False with e->code ERROR_NONE: no file. */
 static bool existing(const struct config *c, const char *path, struct error *e) {
   e->code = ERROR_NONE;
@@ -45,7 +105,8 @@ static bool existing(const struct config *c, const char *path, struct error *e) 
   struct stream *s = stream_open(path, (int32_t)c->model.shape.vocab_size, e);
   if (!s) return error_hint(e, "--force makes it anew");
   const struct stream_info *info = stream_info(s);
-  const bool same = same_sources(c, path, info, e);
+  const bool same = same_sources(c, path, info, e) && same_tokenizer(c, path, info, e) &&
+                    (strcmp(path, c->data.train) != 0 || same_settings(c, path, info, e));
   if (same) printf("%s exists: %" PRId64 " tokens in %" PRId64 " documents\n", path, info->tokens, info->documents);
   stream_close(s);
   return same;
@@ -162,27 +223,7 @@ static bool prepare(const struct config *c, bool go_on, struct error *e) {
     error_set(e, ERROR_CONFIG, "data.train is %s, which is the name of an index: of token files, by `fp4d index`", c->data.train);
     return error_hint(e, "give a stream of text another ending, as train.tokens");
   }
-  const bool validate = c->data.validation[0] != 0;
-  const struct data_prepare p = {.sources = c->data.source,
-                                 .n_sources = (int)c->data.n_sources,
-                                 .train_path = c->data.train,
-                                 .validation_path = validate ? c->data.validation : NULL,
-                                 .validation_fraction = validate ? c->data.validation_fraction : 0,
-                                 .seed = (uint64_t)c->data.seed,
-                                 .stages = c->data.stage,
-                                 .n_stages = (int)c->data.n_stages,
-                                 .tokens = c->data.tokens,
-                                 .tokenizer = c->data.tokenizer,
-                                 .bos = c->data.bos,
-                                 .eos = c->data.eos,
-                                 .in_file_order = !c->data.shuffle_documents,
-                                 .invalid_utf8 = c->data.invalid_utf8,
-                                 .dedup = c->data.dedup,
-                                 .minhash_threshold = c->data.minhash_threshold,
-                                 .overlap_report = c->data.overlap_report,
-                                 .memory = c->data.prepare_memory,
-                                 .threads = (int)c->run.threads,
-                                 .go_on = go_on};
+  const struct data_prepare p = request_of(c, go_on);
   static struct data_prepared done;
   const double began = clock_seconds();
   if (!data_prepare(&p, &done, e)) return false;

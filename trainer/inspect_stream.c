@@ -98,6 +98,8 @@ static void print_sources(const struct stream_info *info) {
                  (int)(line + length - note), note);
     line += length + (line[length] == '\n');
   }
+  const int length = (int)strcspn(info->settings, "\n");
+  if (length > 0) inspect_line("prepared", "%.*s", length, info->settings);
 }
 
 static void print_kind(const char *path, const struct stream_info *info) {

@@ -198,7 +198,8 @@ def stream(documents, settings):
     payload += struct.pack(f"<{len(first)}Q", *first) + bytes(d[0] for d in documents)
     table = b"".join(words(xxh(payload[i:i + (1 << 20)])) for i in range(0, len(payload), 1 << 20))
     text = "".join("%s\t%d\t%d\t%s\n" % (s["name"], sum(d[0] == i for d in documents), sum(len(d[1]) for d in documents if d[0] == i),
-                                         s["path"]) for i, s in enumerate(sources)).encode()
+                                         s["path"]) for i, s in enumerate(sources))
+    text = (text + "settings\t%s\n" % settings["line"]).encode()
     trailer = words(xxh(header + table)) + words(xxh(text)) + struct.pack("<Q", len(text)) + bytes(16) + b"FP4DEND\n"
     return header + payload + table + text + trailer
 
