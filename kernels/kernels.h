@@ -291,6 +291,12 @@ struct kernels {
   void (*add_rmsnorm_forward)(struct device *d, const struct emission *out, struct matrix *residual_out,
                               float *rstd, const struct matrix *residual, const struct matrix *delta,
                               const struct matrix *gain, float eps);
+  /* The same with residual_out * rstd rounded to the residual's type before the gain, as
+   * transformers computes it: in BF16 two roundings, in FP32 the same bits.  For evaluating;
+   * no backward belongs to it.  NULL: the backend does not have it. */
+  void (*add_rmsnorm_forward_cast)(struct device *d, const struct emission *out, struct matrix *residual_out,
+                                   float *rstd, const struct matrix *residual, const struct matrix *delta,
+                                   const struct matrix *gain, float eps);
   /* d_residual = d_above + d(norm)/d(residual) applied to dy; emission `out` is
    * d_residual: plain is the gradient that flows on, row/column the dY of the
    * linear whose output was `delta`.  d_above NULL means zero.  out->plain may

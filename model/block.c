@@ -2,18 +2,27 @@
  * linear that follows, forward and backward. */
 #include "model/parts.h"
 
+void block_normalise(struct model *m, const struct emission *out, struct matrix *residual_out, float *rstd,
+                     const struct matrix *residual, const struct matrix *delta, const struct matrix *gain) {
+  const struct kernels *k = m->d->k;
+  const float eps = (float)m->config.norm_eps;
+  if (m->norm_cast == NORM_CAST_BEFORE)
+    k->add_rmsnorm_forward_cast(m->d, out, residual_out, rstd, residual, delta, gain, eps);
+  else
+    k->add_rmsnorm_forward(m->d, out, residual_out, rstd, residual, delta, gain, eps);
+}
+
 void block_forward(struct model *m, struct block *b, const struct matrix *residual, const struct matrix *delta,
                    const struct pass *p) {
   const struct kernels *k = m->d->k;
   struct device *d = m->d;
   const struct attention_shape *shape = &m->extent.attention;
-  float eps = (float)m->config.norm_eps;
   struct linear *qkv = &b->linear[LINEAR_QKV], *out = &b->linear[LINEAR_OUT];
   struct linear *gate_up = &b->linear[LINEAR_GATE_UP], *down = &b->linear[LINEAR_DOWN];
 
   /* (1) residual + RMSNorm -> QKV */
   struct emission e = emission_of_x(m, qkv, true, p);
-  k->add_rmsnorm_forward(d, &e, delta ? &b->x_in : NULL, b->attention_rstd, residual, delta, &b->attention_gain, eps);
+  block_normalise(m, &e, delta ? &b->x_in : NULL, b->attention_rstd, residual, delta, &b->attention_gain);
   linear_forward(m, qkv, &b->qkv);
 
   /* (2) QKV + RoPE -> attention -> output projection */
@@ -28,7 +37,7 @@ void block_forward(struct model *m, struct block *b, const struct matrix *residu
 
   /* (4) residual -> next RMSNorm -> gate and up */
   e = emission_of_x(m, gate_up, true, p);
-  k->add_rmsnorm_forward(d, &e, &b->x_mid, b->ffn_rstd, &b->x_in, &m->delta, &b->ffn_gain, eps);
+  block_normalise(m, &e, &b->x_mid, b->ffn_rstd, &b->x_in, &m->delta, &b->ffn_gain);
   linear_forward(m, gate_up, &b->gate_up);
 
   /* (3) gated FFN; the stream after the block is not needed again */

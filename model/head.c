@@ -15,8 +15,7 @@ void head_normalise(struct model *m) {
   struct head *h = &m->head;
   const struct block *last = &m->block[m->config.n_layers - 1];
   struct emission out = {.plain = &h->normed};
-  m->d->k->add_rmsnorm_forward(m->d, &out, &h->x_out, h->rstd, &last->x_mid, &m->delta, &h->gain,
-                               (float)m->config.norm_eps);
+  block_normalise(m, &out, &h->x_out, h->rstd, &last->x_mid, &m->delta, &h->gain);
 }
 
 static void set_tokens(struct views *v, const struct matrix *plain) {

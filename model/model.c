@@ -170,6 +170,16 @@ void model_set_forward(struct model *m, enum forward_kind kind) {
 
 enum forward_kind model_forward_kind(const struct model *m) { return m->forward; }
 
+bool model_set_norm_cast(struct model *m, enum norm_cast cast, struct error *e) {
+  assert(cast == NORM_CAST_AFTER || !m->shape.training);
+  if (cast == NORM_CAST_BEFORE && !m->d->k->add_rmsnorm_forward_cast) {
+    error_set(e, ERROR_DEVICE, "backend %s does not have RMSNorm with the cast before the gain", m->d->k->backend);
+    return error_hint(e, "--norm-cast after, or run.backend: cpu");
+  }
+  m->norm_cast = cast;
+  return true;
+}
+
 void model_refresh_weights(struct model *m) {
   for (int layer = 0; layer < (int)m->config.n_layers; layer++)
     for (int site = 0; site < LINEAR_SITES; site++) linear_refresh(m, &m->block[layer].linear[site]);

@@ -102,6 +102,12 @@ enum forward_kind { FORWARD_ROUTE, FORWARD_PLAIN };
 void model_set_forward(struct model *m, enum forward_kind kind);
 enum forward_kind model_forward_kind(const struct model *m);
 
+/* Where an RMSNorm's x / rms is rounded to the activations' type: with its gain alone, as
+ * training does, or before the gain as well, as transformers does (in FP32 the same bits).
+ * Of a model without backward.  False: ERROR_DEVICE, the backend does not have it. */
+enum norm_cast { NORM_CAST_AFTER, NORM_CAST_BEFORE };
+bool model_set_norm_cast(struct model *m, enum norm_cast cast, struct error *e);
+
 /* Re-quantises weights: call after parameters change and before a forward. */
 void model_refresh_weights(struct model *m);
 

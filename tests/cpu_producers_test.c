@@ -53,6 +53,17 @@ static double row_rstd(const struct matrix *x, int64_t r, double eps) {
   return 1.0 / sqrt(sum / (double)x->cols + eps);
 }
 
+/* To nearest even in the upper half of a finite float's bits. */
+static float bf16_by_bits(float x) {
+  uint32_t u;
+  memcpy(&u, &x, sizeof u);
+  uint32_t low = u & 0xffff, up = u >> 16;
+  if (low > 0x8000 || (low == 0x8000 && (up & 1))) up++;
+  u = up << 16;
+  memcpy(&x, &u, sizeof x);
+  return x;
+}
+
 TEST(rmsnorm_forward) {
   for (int i = 0; i < 2 * SHAPES; i++) {
     enum dtype t = test_types[i % 2];
@@ -94,6 +105,33 @@ TEST(rmsnorm_forward_modes_agree) {
     drop(out);
     norm_drop(&a);
   }
+}
+
+/* The cast before the gain: each product rounded to the type as it stands, from the sum and
+ * the factor that were written; in FP32 there is nothing to round. */
+TEST(rmsnorm_forward_cast) {
+  int64_t differ = 0;
+  for (int i = 0; i < 2 * SHAPES; i++) {
+    enum dtype t = test_types[i % 2];
+    struct shape s = shapes[i / 2];
+    struct norm_case n = norm_case(t, s, 900 + (uint64_t)i), after = norm_case(t, s, 900 + (uint64_t)i);
+    norm_run(dev[0], &after);
+    cpu_add_rmsnorm_forward_cast(dev[i % 3], &(struct emission){.plain = &n.out}, &n.residual_out, n.rstd, &n.residual,
+                                 &n.delta, &n.gain, 1e-5f);
+    CHECK(test_same(&n.residual_out, &after.residual_out));
+    CHECK(memcmp(n.rstd, after.rstd, (size_t)s.rows * sizeof(float)) == 0);
+    for (int64_t e = 0; e < s.rows * s.cols; e++) {
+      float scaled = (float)test_get(&n.residual_out, e) * n.rstd[e / s.cols];
+      if (t == DTYPE_BF16) scaled = bf16_by_bits(scaled);
+      float want = scaled * (float)test_get(&n.gain, e % s.cols);
+      if (t == DTYPE_BF16) want = bf16_by_bits(want);
+      CHECK((float)test_get(&n.out, e) == want);
+    }
+    if (t == DTYPE_F32) CHECK(test_same(&n.out, &after.out));
+    else differ += !test_same(&n.out, &after.out);
+    norm_drop(&n), norm_drop(&after);
+  }
+  CHECK(differ >= SHAPES / 2);
 }
 
 TEST(rmsnorm_extremes) {
@@ -441,6 +479,7 @@ int main(void) {
   for (int k = 0; k < 3; k++) dev[k] = test_device(k + 1, &extent);
   RUN(rmsnorm_forward);
   RUN(rmsnorm_forward_modes_agree);
+  RUN(rmsnorm_forward_cast);
   RUN(rmsnorm_extremes);
   RUN(rmsnorm_backward_is_the_derivative);
   RUN(rmsnorm_backward);

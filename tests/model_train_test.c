@@ -430,6 +430,51 @@ TEST(draws) {
   rig_close(&g);
 }
 
+/* The cast before the gain of a model without backward: in FP32 the same bits, in BF16
+ * others; after it again what was there; refused by name where the backend has no such thing. */
+TEST(norm_cast) {
+  static const char *const routes[] = {"fp32", "bf16", "mxfp4-row-sr"};
+  for (int i = 0; i < 3; i++) {
+    struct model_config c = rig_config();
+    struct model_shape s = rig_shape(2, rig_dtype(routes[i]));
+    struct error e = {0};
+    struct rig g;
+    float *first, *again;
+    s.training = false;
+    if (!rig_open(&g, &c, routes[i], &s, 1)) return;
+    const size_t bytes = (size_t)g.tokens * sizeof(float);
+    first = malloc(bytes), again = malloc(bytes);
+    for (int k = 0; k < model_param_number(g.m); k++) { /* gains begin as ones, with which the orders agree */
+      const struct param *p = model_param(g.m, k);
+      for (int64_t j = 0; p->cols == 1 && j < p->rows; j++) {
+        if (s.param_dtype == DTYPE_F32) ((float *)model_params(g.m))[p->offset + j] = 1 + (float)(j % 7) / 16;
+        else ((uint16_t *)model_params(g.m))[p->offset + j] = (uint16_t)(0x3f80 + 8 * (j % 7)); /* the same in BF16 */
+      }
+    }
+    model_forward(g.m, &g.b, g.nll);
+    memcpy(first, g.nll, bytes);
+    CHECK(model_set_norm_cast(g.m, NORM_CAST_BEFORE, &e));
+    model_forward(g.m, &g.b, g.nll);
+    memcpy(again, g.nll, bytes);
+    CHECK((memcmp(first, again, bytes) == 0) == (i == 0));
+    for (int64_t t = 0; t < g.tokens; t++) CHECK(fabsf(first[t] - again[t]) < 0.3f);
+    CHECK(model_set_norm_cast(g.m, NORM_CAST_AFTER, &e));
+    model_forward(g.m, &g.b, g.nll);
+    CHECK(memcmp(first, g.nll, bytes) == 0);
+
+    real = g.d->k;
+    struct kernels without = *real;
+    without.backend = "lacking";
+    without.add_rmsnorm_forward_cast = NULL;
+    g.d->k = &without;
+    CHECK(model_set_norm_cast(g.m, NORM_CAST_AFTER, &e));
+    CHECK(!model_set_norm_cast(g.m, NORM_CAST_BEFORE, &e) && e.code == ERROR_DEVICE && strstr(e.message, "backend lacking"));
+    g.d->k = real;
+    free(first), free(again);
+    rig_close(&g);
+  }
+}
+
 /* One batch by heart. */
 TEST(learns_by_heart) {
   for (int i = 0; all_routes[i]; i++) {
@@ -538,6 +583,7 @@ int main(void) {
   RUN(routes_agree);
   RUN(signals);
   RUN(draws);
+  RUN(norm_cast);
   RUN(learns_by_heart);
   RUN(description);
   return test_report();

@@ -240,6 +240,26 @@ def test_begin():
     place.train("other", {**settings, "model.n_layers": 1}, 0, begin).expect(CHECKPOINT, "of another model: model.n_layers")
 
 
+def test_norm_cast():
+    """The cast before the gain: in FP32 the same answers, in BF16 others; of score, eval and generate alone."""
+    step = trained()
+    asked = [{"context": [5, 9, 77, 3], "continuation": list(range(60, 90))}]
+    for dtype, other in (("fp32", False), ("bf16", True)):
+        settings = {"route": dtype, "train.param_dtype": dtype}
+        answers = [score(step, settings, asked, "--each", *more) for more in ((), ("--norm-cast", "after"), ("--norm-cast", "before"))]
+        check(answers[0] == answers[1], "after is the default", str(answers))
+        check((answers[0] != answers[2]) == other, f"{dtype}: before", str(answers))
+        check(max(abs(a - b) for a, b in zip(answers[0][0]["logprobs"], answers[2][0]["logprobs"])) < 0.2, "near", str(answers))
+    place.command("eval", step, "tiny.yaml", "--norm-cast", "before", "--json", "before.json").expect(DONE)
+    place.command("eval", step, "tiny.yaml", "--json", "after.json").expect(DONE)
+    with open(place.at("before.json")) as a, open(place.at("after.json")) as b:
+        before, after = json.load(a), json.load(b)
+    check(before["norm_cast"] == "before" and "norm_cast" not in after and before["loss"] != after["loss"], f"{before} {after}")
+    place.command("generate", step, "--tokens", "4", "--prompt", "The ", "--norm-cast", "before").expect(DONE, "The ")
+    place.command("eval", step, "tiny.yaml", "--norm-cast", "no").expect(USAGE, "--norm-cast no: before or after is wanted")
+    place.command("train", "tiny.yaml", "--norm-cast", "before").expect(USAGE, "--norm-cast")
+
+
 def test_padded_vocabulary():
     place.run("padded", {"train.updates": 1, "optimizer.warmup_updates": 1, "model.vocab_size": 272})
     out = take_out("padded", "all", "--dtype", "fp32").expect(DONE).text

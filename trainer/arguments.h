@@ -45,6 +45,10 @@ struct argument {
 #define ARGUMENT_SETS(type_, member)                                                                         \
   {.name = "--set", .value = "key=value", .type = ARGUMENT_REPEATED, .offset = offsetof(type_, member),      \
    .help = "overrides the file, as in --set optimizer.lr=1e-3; `fp4d help config` lists the keys"}
+/* And of every command that only runs a model forward. */
+#define ARGUMENT_NORM_CAST(type_, member)                                                                                \
+  {.name = "--norm-cast", .value = "before|after", .type = ARGUMENT_TEXT, .offset = offsetof(type_, member),             \
+   .help = "round RMSNorm's x/rms to the activations' type before its gain too, as transformers does (default: after, as trained)"}
 
 /* Fills *target (its members keep what they hold where nothing is given) from
  * argv[1..argc-1]; "--" ends the flags.  False: ERROR_USAGE. */

@@ -12,7 +12,7 @@
 #include "trainer/state.h"
 
 struct eval_arguments {
-  const char *checkpoint, *config, *json;
+  const char *checkpoint, *config, *json, *norm_cast;
   struct argument_list sets;
   int64_t samples;
 };
@@ -26,6 +26,7 @@ const struct argument command_eval_arguments[] = {
      .low = 0, .high = INT64_MAX, .help = "sequences from the stream's start; 0: all (default: validation.samples)"},
     {.name = "--json", .value = "FILE", .type = ARGUMENT_TEXT, .offset = offsetof(struct eval_arguments, json),
      .help = "also write the result with every sequence's NLL and targets"},
+    ARGUMENT_NORM_CAST(struct eval_arguments, norm_cast),
     {0}};
 
 static bool write_json(const char *path, const struct run *run, const struct checkpoint *k, const struct evaluation *v,
@@ -34,6 +35,7 @@ static bool write_json(const char *path, const struct run *run, const struct che
   record_text(o, "checkpoint", checkpoint_path(k));
   record_integer(o, "update", checkpoint_update(k));
   evaluate_record(run, v, o);
+  if (run->norm_cast == NORM_CAST_BEFORE) record_text(o, "norm_cast", "before");
   for (int64_t i = 0; i < v->samples; i++) {
     json_array_append_new(each, record_number(nll_mean(&sequence[i])));
     json_array_append_new(targets, json_integer(sequence[i].targets));
@@ -96,6 +98,6 @@ int command_eval(int argc, char **argv) {
   struct run run;
   const bool loaded = config_load(&config, a.config, a.sets.item, a.sets.n, &e);
   if (!run_open(&run, &config, loaded, RUN_EVAL, &e)) return run_leave(&run, false, &e);
-  const bool good = evaluate(&run, &a, &e);
+  const bool good = run_set_norm_cast(&run, a.norm_cast, &e) && evaluate(&run, &a, &e);
   return run_leave(&run, good, &e);
 }

@@ -7,7 +7,7 @@
 #include "trainer/state.h"
 
 struct generate_arguments {
-  const char *checkpoint, *prompt, *tokenizer;
+  const char *checkpoint, *prompt, *tokenizer, *norm_cast;
   int64_t tokens, seed;
   double temperature, top_p;
 };
@@ -27,6 +27,7 @@ const struct argument command_generate_arguments[] = {
      .help = "keep the likeliest tokens with this share of the probability (default 0.95)"},
     {.name = "--seed", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct generate_arguments, seed),
      .low = 0, .high = INT64_MAX, .help = "of the sampling (default 0)"},
+    ARGUMENT_NORM_CAST(struct generate_arguments, norm_cast),
     {0}};
 
 /* The model runs as it was trained, one sample at a time. */
@@ -60,7 +61,7 @@ int command_generate(int argc, char **argv) {
   const struct sampling s = {a.tokens, a.temperature, a.top_p, (uint64_t)a.seed};
   struct tokenizer *t = tokenizer_open(a.tokenizer ? a.tokenizer : config.data.tokenizer, &e);
   if (!t && !a.tokenizer) error_hint(&e, "--tokenizer FILE says where it is now");
-  const bool good = t && state_read_parameters(&run, k, &e) && sample_text(&run, t, a.prompt, &s, stdout, &e);
+  const bool good = t && run_set_norm_cast(&run, a.norm_cast, &e) && state_read_parameters(&run, k, &e) && sample_text(&run, t, a.prompt, &s, stdout, &e);
   if (good) printf("\n");
   tokenizer_close(t);
   checkpoint_close(k);

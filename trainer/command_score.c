@@ -10,7 +10,7 @@
 #include "trainer/state.h"
 
 struct score_arguments {
-  const char *checkpoint, *config, *in, *out;
+  const char *checkpoint, *config, *in, *out, *norm_cast;
   struct argument_list sets;
   bool each;
 };
@@ -26,6 +26,7 @@ const struct argument command_score_arguments[] = {
      .help = "the answers, whole or not at all (default: standard output)"},
     {.name = "--each", .type = ARGUMENT_FLAG, .offset = offsetof(struct score_arguments, each),
      .help = "also every token's own log-probability, as the list logprobs"},
+    ARGUMENT_NORM_CAST(struct score_arguments, norm_cast),
     {0}};
 
 static bool read_requests(const struct score_arguments *a, const struct config *c, struct score_requests *r, struct error *e) {
@@ -72,6 +73,6 @@ int command_score(int argc, char **argv) {
     config.train.accumulation = 0;
   }
   if (!run_open(&run, &config, loaded, RUN_GENERATE, &e)) return run_leave(&run, false, &e);
-  const bool good = score(&run, &a, &e);
+  const bool good = run_set_norm_cast(&run, a.norm_cast, &e) && score(&run, &a, &e);
   return run_leave(&run, good, &e);
 }

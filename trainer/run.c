@@ -88,7 +88,7 @@ bool run_lay_out(struct run *run, enum run_purpose purpose, struct error *e) {
   struct model_shape shape = shape_of(run, purpose);
   run->tokens = shape.batch * shape.seq_len;
   run->model = model_create(run->device, &run->arena, &run->config.model.shape, &run->config.route, &shape, e);
-  if (!run->model) return false;
+  if (!run->model || !model_set_norm_cast(run->model, run->norm_cast, e)) return false;
   run->inputs = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->inputs);
   run->targets = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->targets);
   if (within_documents(run, purpose))
@@ -275,6 +275,17 @@ void run_documents_text(const struct config *c, char text[RUN_DOCUMENTS_TEXT]) {
   snprintf(text, RUN_DOCUMENTS_TEXT, "attention %s; a target that begins one %s",
            c->data.attention == DATA_ATTENTION_DOCUMENT ? "within each" : "across them, to the whole sample",
            c->data.boundary == DATA_BOUNDARY_MASK ? "does not count" : "counts as any");
+}
+
+bool run_set_norm_cast(struct run *run, const char *word, struct error *e) {
+  if (!word) return true;
+  const bool before = strcmp(word, "before") == 0;
+  bool good = before || strcmp(word, "after") == 0 || error_set(e, ERROR_USAGE, "--norm-cast %s: before or after is wanted", word);
+  if (good) {
+    run->norm_cast = before ? NORM_CAST_BEFORE : NORM_CAST_AFTER;
+    good = model_set_norm_cast(run->model, run->norm_cast, e);
+  }
+  return comm_agree(run->comm, good, e);
 }
 
 void run_set_forward(struct run *run, int64_t update) {

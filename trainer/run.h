@@ -36,6 +36,7 @@ struct run {
   void *memory;
   struct arena arena;
   struct model *model;
+  enum norm_cast norm_cast; /* NORM_CAST_AFTER unless run_set_norm_cast says otherwise */
   int64_t tokens;  /* of a micro-batch: local_batch * seq_len */
   int32_t *inputs, *targets; /* device, [tokens] */
   int32_t *starts;           /* likewise, of data.attention: document; else NULL */
@@ -74,6 +75,9 @@ bool run_lay_out(struct run *run, enum run_purpose purpose, struct error *e);
 /* Closes the run and gives the exit code: reports a failure once (rank 0) where
  * all ranks agree on it, and ends the whole job where only this rank has it. */
 int run_leave(struct run *run, bool good, struct error *e);
+
+/* --norm-cast: "before", "after", or NULL for what stands. Of a run without training; holds when it is laid out anew. */
+bool run_set_norm_cast(struct run *run, const char *word, struct error *e);
 
 /* Hash of all parameters (of the master where there is one). */
 bool run_parameter_hash(struct run *run, struct hash *out, struct error *e);

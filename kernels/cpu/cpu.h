@@ -66,6 +66,9 @@ void cpu_embedding_backward(struct device *d, float *d_table, const struct matri
 void cpu_add_rmsnorm_forward(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
                              const struct matrix *residual, const struct matrix *delta, const struct matrix *gain,
                              float eps);
+void cpu_add_rmsnorm_forward_cast(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
+                                  const struct matrix *residual, const struct matrix *delta, const struct matrix *gain,
+                                  float eps);
 void cpu_add_rmsnorm_backward(struct device *d, const struct emission *out, float *d_gain, const struct matrix *dy,
                               const struct matrix *d_above, const struct matrix *residual, const float *rstd,
                               const struct matrix *gain);

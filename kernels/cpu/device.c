@@ -95,6 +95,7 @@ static const struct kernels table = {
     .embedding_forward = cpu_embedding_forward,
     .embedding_backward = cpu_embedding_backward,
     .add_rmsnorm_forward = cpu_add_rmsnorm_forward,
+    .add_rmsnorm_forward_cast = cpu_add_rmsnorm_forward_cast,
     .add_rmsnorm_backward = cpu_add_rmsnorm_backward,
     .rope_forward = cpu_rope_forward,
     .rope_backward = cpu_rope_backward,

@@ -3,7 +3,8 @@
  *
  * Forward, per row of n elements:  r = 1 / sqrt(sum x^2 / n + eps),
  *   y_i = (x_i r) g_i
- * with sum x^2 by the row tree.
+ * with sum x^2 by the row tree; of the cast forward x_i r is rounded to the
+ * residual's type before the gain.
  *
  * Backward.  With t_i = dy_i g_i and dr/dx_j = -r^3 x_j / n,
  *   dx_j = sum_i t_i d(x_i r)/dx_j = r t_j - (r^3 / n) x_j sum_i t_i x_i
@@ -28,6 +29,16 @@ static void normalise_row(float *restrict x, const float *restrict gain, float r
   for (int64_t i = 0; i < n; i++) x[i] = (x[i] * rstd) * gain[i];
 }
 
+CPU_CLONES
+static void scale_row_by(float *restrict x, float factor, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] = x[i] * factor;
+}
+
+CPU_CLONES
+static void gain_row(float *restrict x, const float *restrict gain, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] = x[i] * gain[i];
+}
+
 /* The gain stands first in the shared part of the scratch, in FP32. */
 static void load_gain(struct device *d, const struct matrix *gain, int64_t n) {
   CPU_REQUIRE(gain->rows * gain->cols == n, "the gain does not have the rows' length");
@@ -40,6 +51,7 @@ struct forward {
   float *rstd;
   const struct matrix *residual, *delta;
   float eps;
+  bool cast; /* before the gain */
 };
 
 static void forward_row(const void *op, int64_t row, float *x, float *delta, float *gain) {
@@ -55,23 +67,40 @@ static void forward_row(const void *op, int64_t row, float *x, float *delta, flo
   float mean = cpu_reduce_dot(x, x, n) / (float)n;
   float rstd = 1.0f / f32_sqrt(mean + f->eps);
   f->rstd[row] = rstd;
-  normalise_row(x, gain, rstd, n);
+  if (!f->cast) {
+    normalise_row(x, gain, rstd, n);
+    return;
+  }
+  scale_row_by(x, rstd, n);
+  cpu_round(x, f->residual->dtype, n);
+  gain_row(x, gain, n);
 }
 
-void cpu_add_rmsnorm_forward(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
-                             const struct matrix *residual, const struct matrix *delta, const struct matrix *gain,
-                             float eps) {
-  CPU_REQUIRE(!delta || (residual_out && residual_out->dtype == residual->dtype), "residual_out is not of residual's type");
-  struct forward f = {residual_out, rstd, residual, delta, eps};
+static void run_forward(struct device *d, const struct emission *out, const struct forward *f, const struct matrix *gain) {
+  const struct matrix *residual = f->residual;
+  CPU_REQUIRE(!f->delta || (f->residual_out && f->residual_out->dtype == residual->dtype),
+              "residual_out is not of residual's type");
   load_gain(d, gain, residual->cols);
   cpu_produce(d, &(struct producer){.out = out,
                                     .type = residual->dtype,
                                     .rows = residual->rows,
                                     .cols = residual->cols,
                                     .compute = forward_row,
-                                    .op = &f,
+                                    .op = f,
                                     .row_floats = residual->cols,
                                     .shared_floats = residual->cols});
+}
+
+void cpu_add_rmsnorm_forward(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
+                             const struct matrix *residual, const struct matrix *delta, const struct matrix *gain,
+                             float eps) {
+  run_forward(d, out, &(struct forward){residual_out, rstd, residual, delta, eps, false}, gain);
+}
+
+void cpu_add_rmsnorm_forward_cast(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
+                                  const struct matrix *residual, const struct matrix *delta, const struct matrix *gain,
+                                  float eps) {
+  run_forward(d, out, &(struct forward){residual_out, rstd, residual, delta, eps, true}, gain);
 }
 
 CPU_CLONES

@@ -79,10 +79,10 @@ route: {dtype}
 """)
 
 
-def ours(place, dtype, ids):
+def ours(place, dtype, ids, *norm_cast):
     with open(os.path.join(place, "ids"), "wb") as f:
         f.write(ids.to(torch.int32).numpy().tobytes())
-    run(LOGITS, os.path.join(place, "ckpt-" + dtype), os.path.join(place, dtype + ".yaml"), os.path.join(place, "ids"), os.path.join(place, "logits"))
+    run(LOGITS, os.path.join(place, "ckpt-" + dtype), os.path.join(place, dtype + ".yaml"), os.path.join(place, "ids"), os.path.join(place, "logits"), *norm_cast)
     with open(os.path.join(place, "logits"), "rb") as f:
         return torch.frombuffer(bytearray(f.read()), dtype=torch.float32).view(len(ids), -1)
 
@@ -220,6 +220,10 @@ def case(name, shape):
             lines.append(f"{name} bf16, RMSNorm's gain before the cast, as fp4d: transformers changes by {rms(other - logits):.4g} RMS, {float((other - logits).abs().max()):.3g} at most; "
                          f"from FP32 {rms(other - exact):.4g}; from fp4d {rms(mine - other):.4g}")
             assert b <= 1.25 * a, lines[-1]
+            cast = ours(place, dtype, ids, "before")
+            lines.append(f"{name} bf16, --norm-cast before: fp4d from transformers {rms(cast - logits):.4g} RMS, by default {rms(mine - logits):.4g}; "
+                         f"from FP32 {rms(cast - exact):.4g}")
+            assert rms(cast - logits) < rms(mine - logits), lines[-1]
     shutil.rmtree(place)
     print("\n".join(lines), flush=True)
 
