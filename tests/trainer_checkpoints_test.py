@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -184,6 +185,36 @@ def test_full_disk():
             done = place.column(name, "update")
             check(done[-1] == 12 if policy == "continue" else 6 <= done[-1] <= 8, f"{policy}: updates to {done[-1]}")
             place.command("inspect", place.step(name, 4), "--verify").expect(DONE, "state +whole")
+
+
+def most_memory(name, settings, update):
+    """Bytes of the most memory that a run had when it stands before `update`; it is ended there."""
+    job = place.start_train(name, {**settings, "fault": f"stall@{update}"})
+    job.await_stop()
+    with open(f"/proc/{job.process.pid}/status") as f:
+        text = f.read()
+    job.process.send_signal(signal.SIGKILL)
+    job.end()
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE)
+    check(found is not None, "it stands stopped", text)
+    return int(found.group(1)) * 1024
+
+
+def test_memory_of_a_resume():
+    """Reading 100 MB of state takes no more than a start and an update without it, and one chunk of at most
+    8 MiB in and out: not a copy of one of its buffers (one of FP32 has 30 MB)."""
+    settings = {"model.hidden_size": 512, "model.ffn_size": 2048, "model.n_heads": 8, "model.n_kv_heads": 8, "train.global_batch": 2, "checkpoint.every": 1000,
+                "train.updates": 4, "optimizer.warmup_updates": 1}
+    for compression in ("zstd", "store"):
+        with_it = {**settings, "checkpoint.compression": compression}
+        fresh = most_memory(f"fresh-{compression}", with_it, 2)
+        name = f"resumed-{compression}"
+        place.train(name, {**with_it, "run.stop_after_update": 1}).expect(PREEMPTED)
+        state = os.path.getsize(os.path.join(place.step(name, 1), "rank-00000.h5"))
+        resumed = most_memory(name, with_it, 3)
+        check(place.column(name, "update") == [1, 2], "it was a resume", str(place.column(name, "update")))
+        print(f"# {compression}: {state / 1e6:.1f} MB of checkpoint; most memory {fresh / 1e6:.1f} MB fresh, {resumed / 1e6:.1f} MB resumed")
+        check(resumed - fresh < 2 * (8 << 20), f"{compression}: a resume had {(resumed - fresh) / 1e6:.1f} MB more")
 
 
 def test_flipped_chunk_is_named():
