@@ -262,9 +262,14 @@ def test_norm_cast():
 
 def test_padded_vocabulary():
     place.run("padded", {"train.updates": 1, "optimizer.warmup_updates": 1, "model.vocab_size": 272})
-    out = take_out("padded", "all", "--dtype", "fp32").expect(DONE).text
-    check("--vocab-size 258" in out, "it says what leaves out rows of no id", out)
-    take_out("padded", "cut", "--dtype", "fp32", "--vocab-size", "258").expect(DONE)
+    says = r"tokenizer bytes has 258 ids, the model 272 rows: those above are padding and left out; --vocab-size 272 keeps them"
+    take_out("padded", "cut", "--dtype", "fp32").expect(DONE, says)
+    for name, n in (("all", 272), ("asked", 258), ("fewer", 265)):
+        out = take_out("padded", name, "--dtype", "fp32", "--vocab-size", str(n)).expect(DONE).text
+        check("padding" not in out, "nothing is left out but what was asked for", out)
+        c, tensors, _ = hf.read_model(place.at(name))
+        check(c["vocab_size"] == n and tensors["lm_head.weight"][1] == [n, 64], f"{name}: {c['vocab_size']}")
+    equal(hf.read_model(place.at("asked"))[1], hf.read_model(place.at("cut"))[1], "asked for and by itself")
     (_, whole, _), (c, cut, _) = hf.read_model(place.at("all")), hf.read_model(place.at("cut"))
     check(c["vocab_size"] == 258, "config.json")
     for name in whole:
@@ -276,6 +281,17 @@ def test_padded_vocabulary():
     take_out("padded", "ids", "--bos", "5", "--eos", "6").expect(DONE)
     c = hf.read_model(place.at("ids"))[0]
     check((c["bos_token_id"], c["eos_token_id"]) == (5, 6), "ids that were given", str(c))
+    # the stream gone: its tokenizer's file may be another by now, and nothing is left out
+    os.rename(place.at("train.tokens"), place.at("gone.tokens"))
+    try:
+        take_out("padded", "unsure").expect(DONE)
+    finally:
+        os.rename(place.at("gone.tokens"), place.at("train.tokens"))
+    check(hf.read_model(place.at("unsure"))[0]["vocab_size"] == 272, "not known: whole")
+    # an import keeps the rows it came with
+    bring_in("all").expect(DONE)
+    take_out("all-ckpt", "back", "--dtype", "fp32").expect(DONE)
+    equal(hf.read_model(place.at("all"))[1], hf.read_model(place.at("back"))[1], "an import")
 
 
 # ---- files ------------------------------------------------------------------

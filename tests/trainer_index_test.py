@@ -5,6 +5,7 @@ from a prepared stream, resume, samples left out, changed files, and files of ma
     BUILD=build python3 tests/trainer_index_test.py [NAME...]
 """
 import glob
+import json
 import os
 import re
 import shutil
@@ -224,6 +225,17 @@ def test_index_ahead_of_training():
     place.command("index", "ahead.yaml", "--force").expect(DONE, "index built in")
     os.remove(place.at("ahead-v.index"))
     place.command("index", "ahead.yaml").expect(DATA, "ahead.index exists and .*ahead-v.index does not .*--force")
+
+
+def test_export_keeps_every_row():
+    """The largest id of the files is not the end of the vocabulary."""
+    index_config("rows", mixed([write_form("nanogpt", place.at("files", "rows-" + n), d) for n, d in (("a", A), ("b", B))]),
+                 **{"model.vocab_size": 300, "train.updates": 1, "optimizer.warmup_updates": 1})
+    train("rows")
+    place.command("export", "run-rows", "rows-hf").expect(DONE)
+    with open(place.at("rows-hf", "config.json")) as f:
+        c = json.load(f)
+    check(c["vocab_size"] == 300 and c["eos_token_id"] == EOS, str(c))
 
 
 def test_refusals():

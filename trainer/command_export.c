@@ -26,7 +26,7 @@ const struct argument command_export_arguments[] = {
     {.name = "--tokenizer", .value = "PATH", .type = ARGUMENT_REPEATED, .offset = offsetof(struct export_arguments, tokenizer),
      .help = "a tokenizer's file, or a folder of its files, copied byte for byte"},
     {.name = "--vocab-size", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct export_arguments, vocab_size),
-     .low = 1, .high = INT32_MAX, .help = "leave out the rows from N on: padding (default: model.vocab_size)"},
+     .low = 1, .high = INT32_MAX, .help = "leave out the rows from N on (default: those that the training stream's tokenizer has no id for, where it is known)"},
     {.name = "--bos", .value = "ID", .type = ARGUMENT_INTEGER, .offset = offsetof(struct export_arguments, bos), .low = 0,
      .high = INT32_MAX, .help = "begin-of-text id for config.json (default: the training stream's, else the tokenizer's)"},
     {.name = "--eos", .value = "ID", .type = ARGUMENT_INTEGER, .offset = offsetof(struct export_arguments, eos), .low = 0,
@@ -38,9 +38,19 @@ static void take_ids(struct llama_config *out, int32_t bos, int32_t eos) {
   out->eos = eos >= 0 ? json_integer(eos) : NULL;
 }
 
+/* Rows that no id of the tokenizer has are padding.  An index knows only the largest id that stands
+ * in its files: a row above that may be an id that was not met. */
+static void cut_padding(const struct stream_info *info, struct llama_config *out) {
+  if (!info->tokenizer[0] || info->vocab_size >= out->model.vocab_size) return;
+  log_info("tokenizer %s has %d ids, the model %lld rows: those above are padding and left out; --vocab-size %lld keeps them", info->tokenizer,
+           (int)info->vocab_size, (long long)out->model.vocab_size, (long long)out->model.vocab_size);
+  out->model.vocab_size = info->vocab_size;
+}
+
 /* Ids that the checkpoint's origin knows: what it was imported with; the stream that it was
- * trained on where that is at hand; else its tokenizer, likewise.  NULL each: unknown. */
-static void find_ids(const struct checkpoint *k, const struct config *c, struct llama_config *out) {
+ * trained on where that is at hand; else its tokenizer, likewise.  NULL each: unknown.
+ * With `cut` the vocabulary ends where that stream's does. */
+static void find_ids(const struct checkpoint *k, const struct config *c, bool cut, struct llama_config *out) {
   json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
   const json_t *imported = json_object_get(meta, "imported");
   struct error none;
@@ -55,9 +65,7 @@ static void find_ids(const struct checkpoint *k, const struct config *c, struct 
   } else if (s && strcmp(digest, json_string_value(json_object_get(meta, "train_digest"))) == 0) {
     const struct stream_info *info = stream_info(s);
     take_ids(out, info->bos, info->eos);
-    if (info->vocab_size < out->model.vocab_size)
-      log_info("the stream has %d ids, the model %lld rows; --vocab-size %d leaves out the others", (int)info->vocab_size,
-               (long long)out->model.vocab_size, (int)info->vocab_size);
+    if (cut) cut_padding(info, out);
   } else {
     struct tokenizer *t = tokenizer_open(c->data.tokenizer, &none);
     if (t) take_ids(out, tokenizer_info(t)->bos, tokenizer_info(t)->eos);
@@ -93,7 +101,7 @@ static bool settle(const struct export_arguments *a, const struct checkpoint *k,
   if (a->dtype) o->dtype = strcmp(a->dtype, "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
   if (a->vocab_size > c->model.shape.vocab_size)
     return error_set(e, ERROR_USAGE, "--vocab-size %lld: the model has %lld rows", (long long)a->vocab_size, (long long)c->model.shape.vocab_size);
-  find_ids(k, c, out);
+  find_ids(k, c, a->vocab_size == 0, out);
   if (a->vocab_size > 0) out->model.vocab_size = a->vocab_size;
   give_id(&out->bos, a->bos);
   give_id(&out->eos, a->eos);
