@@ -136,6 +136,26 @@ TEST(damaged_lines) {
   }
 }
 
+/* A save beside training is on record after later updates; a resume from it keeps that line. */
+TEST(saves_beside_training) {
+  char path[128], *text = NULL;
+  size_t bytes;
+  struct error e = {0};
+  snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+  static const char before[] = "{\"kind\":\"update\",\"update\":1}\n{\"kind\":\"update\",\"update\":2}\n";
+  static const char after[] = "{\"kind\":\"update\",\"update\":3}\n{\"kind\":\"checkpoint\",\"update\":2}\n"
+                              "{\"kind\":\"update\",\"update\":4}\n{\"kind\":\"checkpoint\",\"update\":4}\n{\"kind\":\"upd";
+  FILE *f = fopen(path, "w");
+  CHECK(f && fputs(before, f) >= 0 && fputs(after, f) >= 0 && fclose(f) == 0);
+  record_close(begin(2));
+  CHECK(file_read(path, 1 << 20, ERROR_SYSTEM, &text, &bytes, &e));
+  char expected[256];
+  snprintf(expected, sizeof expected, "%s{\"kind\":\"checkpoint\",\"update\":2}\n", before);
+  CHECK(text && bytes == strlen(expected) && memcmp(text, expected, bytes) == 0);
+  free(text);
+  unlink(path);
+}
+
 /* A FIFO in its place must not be waited for. */
 TEST(no_regular_file) {
   char path[128];
@@ -171,6 +191,7 @@ int main(void) {
   RUN(cut_back_to_the_checkpoint);
   RUN(a_torn_last_line_is_dropped);
   RUN(damaged_lines);
+  RUN(saves_beside_training);
   RUN(no_regular_file);
   RUN(a_folder_serves_one_run_at_a_time);
   struct error e;

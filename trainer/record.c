@@ -44,8 +44,9 @@ void record_hash(json_t *object, const char *key, struct hash value) {
 char *record_dump(const json_t *object) { return json_dumps(object, JSON_REAL_PRECISION(17) | JSON_COMPACT); }
 
 /* What a resume from `update` keeps: everything before the first record of a later update
- * that is not damage at the end.  A damaged line among good ones is kept, and said. */
-static bool kept_length(const char *path, int64_t update, int64_t *bytes, struct error *e) {
+ * that is not damage at the end, and from there on the lines of its checkpoints, which go
+ * to `saves`.  A damaged line among good ones is kept, and said. */
+static bool kept_length(const char *path, int64_t update, int64_t *bytes, FILE *saves, struct error *e) {
   *bytes = 0;
   FILE *in = fopen(path, "r");
   if (!in) {
@@ -54,13 +55,18 @@ static bool kept_length(const char *path, int64_t update, int64_t *bytes, struct
   }
   char *line = NULL;
   size_t room = 0;
+  bool beyond = false, good = true;
   int64_t position = 0, number = 0, damaged = 0; /* damaged: the first such line since the last good one */
   for (ssize_t n; (n = getline(&line, &room, in)) > 0 && line[n - 1] == '\n';) {
     json_t *object = json_loadb(line, (size_t)n, 0, NULL);
     const json_t *at = json_object_get(object, "update");
-    const bool record = json_is_integer(at), later = record && json_integer_value(at) > update;
+    const char *kind = json_string_value(json_object_get(object, "kind"));
+    const bool record = json_is_integer(at), save = record && kind && strcmp(kind, "checkpoint") == 0;
+    beyond |= record && json_integer_value(at) > update;
+    /* A checkpoint that was saved beside training is on record after later updates. */
+    if (beyond && save && json_integer_value(at) <= update) good = fwrite(line, 1, (size_t)n, saves) == (size_t)n;
     json_decref(object);
-    if (later) break;
+    if (beyond) continue;
     position += n;
     number++;
     if (!record) {
@@ -72,7 +78,7 @@ static bool kept_length(const char *path, int64_t update, int64_t *bytes, struct
     *bytes = position;
   }
   free(line);
-  bool good = !ferror(in);
+  good = good && !ferror(in);
   fclose(in);
   return good || error_errno(e, ERROR_SYSTEM, "cannot read %s", path);
 }
@@ -114,9 +120,19 @@ bool record_begin(struct record_file *f, int64_t update, struct error *e) {
   struct stat st;
   if (stat(f->path, &st) == 0 && S_ISFIFO(st.st_mode)) /* opening it would wait for a reader */
     return error_set(e, ERROR_SYSTEM, "cannot write %s: it is a FIFO", f->path);
-  if (update > 0 && !kept_length(f->path, update, &bytes, e)) return false;
-  f->out = fopen(f->path, "a");
-  return (f->out && ftruncate(fileno(f->out), bytes) == 0) || error_errno(e, ERROR_SYSTEM, "cannot write %s", f->path);
+  char *text = NULL;
+  size_t n = 0;
+  FILE *saves = open_memstream(&text, &n);
+  bool good = saves || error_set(e, ERROR_SYSTEM, "out of memory");
+  good = good && (update == 0 || kept_length(f->path, update, &bytes, saves, e));
+  if (saves && fclose(saves) != 0 && good) good = error_set(e, ERROR_SYSTEM, "out of memory");
+  if (good) {
+    f->out = fopen(f->path, "a");
+    good = (f->out && ftruncate(fileno(f->out), bytes) == 0 && fwrite(text, 1, n, f->out) == n && fflush(f->out) == 0) ||
+           error_errno(e, ERROR_SYSTEM, "cannot write %s", f->path);
+  }
+  free(text);
+  return good;
 }
 
 bool record_write(struct record_file *f, json_t *object, struct error *e) {
