@@ -66,7 +66,7 @@ UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%)
 # One rank of the worlds that tests/*_test.py launch with mpirun: tests/*_main.c.
 WORLDS     = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*_main.c))
 
-.PHONY: all lib plugin help units unit worlds bench-gemm bench-quantise deps demo check clean
+.PHONY: all lib plugin help units unit worlds bench-gemm bench-quantise bundle deps demo check clean
 ifeq ($(CROSS),aarch64)
 all: lib
 else
@@ -131,6 +131,17 @@ bench-gemm: $(BUILD)/tests/bench_gemm ## the CPU contraction beside OpenBLAS (li
 
 bench-quantise: $(BUILD)/tests/bench_quantise ## GB/s of one core, every quantiser
 	@$<
+
+# The same program, but it looks for its libraries beside itself.
+BUNDLE     = $(BUILD)/fp4d-bundle
+$(BUILD)/bundled/fp4d: LDLIBS += -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib'
+$(BUILD)/bundled/fp4d: $(BUILD)/trainer/main.o $(LIBRARY)
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) -o $@ $^ $(LDLIBS)
+
+bundle: $(BUILD)/bundled/fp4d $(PLUGIN) ## a folder with fp4d and its libraries, to be copied to other machines
+	@scripts/bundle.sh $< $(PLUGIN) $(BUNDLE)
 
 deps: ## install the packages that building needs (Debian, Ubuntu)
 	@scripts/deps.sh build
