@@ -12,6 +12,7 @@
 
 #include "base/checked.h"
 #include "comm/internal.h"
+#include "kernels/formats.h"
 
 #define SMALL_BYTES ((int64_t)256 << 10) /* all ranks' data together: one message, everybody adds */
 
@@ -57,19 +58,45 @@ static void or_i64(void *restrict into, const void *restrict from, int64_t n) {
   for (int64_t i = 0; i < n; i++) a[i] = a[i] | b[i];
 }
 
+/* All ranks' elements at once, `stride` bytes apart: the sum is rounded once. */
+static void sum_bf16(uint16_t *into, const char *from, int64_t stride, int world, int64_t n) {
+  enum { PIECE = 1024 };
+  float sum[PIECE];
+  for (int64_t first = 0; first < n; first += PIECE) {
+    int64_t count = n - first < PIECE ? n - first : PIECE;
+    for (int rank = 0; rank < world; rank++) {
+      const uint16_t *part = (const uint16_t *)(const void *)(from + rank * stride) + first;
+      if (rank == 0)
+        for (int64_t i = 0; i < count; i++) sum[i] = bf16_decode(part[i]);
+      else
+        for (int64_t i = 0; i < count; i++) sum[i] = sum[i] + bf16_decode(part[i]);
+    }
+    for (int64_t i = 0; i < count; i++) into[first + i] = bf16_encode(sum[i]);
+  }
+}
+
 struct reduction {
   const char *what;
-  combine_function *combine;
+  combine_function *combine; /* NULL: sum_bf16 */
   MPI_Datatype type;
   int64_t size;
 };
+
+/* x[n] of what the ranks gave, `stride` bytes apart in c->buffer. */
+static void combine_ranks(const struct comm *c, const struct reduction *r, char *x, int64_t stride, int64_t n) {
+  if (!r->combine) {
+    sum_bf16((uint16_t *)(void *)x, c->buffer, stride, c->world, n);
+    return;
+  }
+  memcpy(x, c->buffer, (size_t)(n * r->size));
+  for (int rank = 1; rank < c->world; rank++) r->combine(x, c->buffer + rank * stride, n);
+}
 
 /* Few elements: everyone gets everything and combines for itself. */
 static bool reduce_small(struct comm *c, const struct reduction *r, char *x, int64_t n, struct error *e) {
   int result = MPI_Allgather(x, (int)n, r->type, c->buffer, (int)n, r->type, c->ranks);
   if (result != MPI_SUCCESS) return comm_mpi_failed(c, result, r->what, e);
-  memcpy(x, c->buffer, (size_t)(n * r->size));
-  for (int rank = 1; rank < c->world; rank++) r->combine(x, c->buffer + rank * n * r->size, n);
+  combine_ranks(c, r, x, n * r->size, n);
   return true;
 }
 
@@ -92,9 +119,7 @@ static bool reduce_piece(struct comm *c, const struct reduction *r, char *x, int
                              r->type, c->ranks);
   if (result != MPI_SUCCESS) return comm_mpi_failed(c, result, r->what, e);
 
-  char *sum = x + c->places[c->rank] * r->size;
-  memcpy(sum, c->buffer, (size_t)(mine * r->size));
-  for (int rank = 1; rank < c->world; rank++) r->combine(sum, c->buffer + rank * slice * r->size, mine);
+  combine_ranks(c, r, x + c->places[c->rank] * r->size, slice * r->size, mine);
 
   result = MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, x, c->counts, c->places, r->type, c->ranks);
   if (result != MPI_SUCCESS) return comm_mpi_failed(c, result, r->what, e);
@@ -128,6 +153,10 @@ static bool reduce(struct comm *c, const struct reduction *r, void *x, int64_t n
 
 bool comm_sum_f32(struct comm *c, float *x, int64_t n, struct error *e) {
   return reduce(c, &(struct reduction){"sum of FP32", add_f32, MPI_FLOAT, 4}, x, n, e);
+}
+
+bool comm_sum_bf16(struct comm *c, uint16_t *x, int64_t n, struct error *e) {
+  return reduce(c, &(struct reduction){"sum of BF16", NULL, MPI_UINT16_T, 2}, x, n, e);
 }
 
 bool comm_sum_f64(struct comm *c, double *x, int64_t n, struct error *e) {

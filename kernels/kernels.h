@@ -278,10 +278,11 @@ struct kernels {
   /* y = x[tokens, hidden] of table[vocab, hidden] by token id. */
   void (*embedding_forward)(struct device *d, struct matrix *x, const struct matrix *table,
                             const int32_t *tokens);
-  /* d_table[vocab, hidden] (FP32): row tokens[t] += dx row t, one token after
-   * the other in token order. */
-  void (*embedding_backward)(struct device *d, float *d_table, const struct matrix *dx,
-                             const int32_t *tokens, int64_t vocab_size);
+  /* d_table[vocab, hidden]: row tokens[t] += dx row t.  A row's sum starts at what
+   * stands there and takes its tokens in token order, in FP32; it is rounded to
+   * d_table's type once. */
+  void (*embedding_backward)(struct device *d, struct matrix *d_table, const struct matrix *dx,
+                             const int32_t *tokens);
 
   /* Boundaries (1) and (4): residual + RMSNorm.
    *   residual_out = residual + delta          (delta NULL: residual_out is not written)
@@ -300,8 +301,9 @@ struct kernels {
   /* d_residual = d_above + d(norm)/d(residual) applied to dy; emission `out` is
    * d_residual: plain is the gradient that flows on, row/column the dY of the
    * linear whose output was `delta`.  d_above NULL means zero.  out->plain may
-   * be d_above.  d_gain [hidden] FP32 is added to, rows summed by the fixed tree. */
-  void (*add_rmsnorm_backward)(struct device *d, const struct emission *out, float *d_gain,
+   * be d_above.  d_gain [1, hidden] is added to: rows summed by the fixed tree, the sum
+   * added in FP32 to what stands there and rounded to d_gain's type once. */
+  void (*add_rmsnorm_backward)(struct device *d, const struct emission *out, struct matrix *d_gain,
                                const struct matrix *dy, const struct matrix *d_above,
                                const struct matrix *residual, const float *rstd, const struct matrix *gain);
 
@@ -359,7 +361,7 @@ struct kernels {
   void (*cross_entropy)(struct device *d, float *nll, struct matrix *d_logits, const struct matrix *logits,
                         const int32_t *targets, float grad_scale);
 
-  /* One tensor of n elements.  master NULL: the parameter is the only copy and,
+  /* One tensor of n elements, its gradient in FP32 or BF16.  master NULL: the parameter is the only copy and,
    * when it is BF16, is rounded stochastically by `draw`: one call per 8
    * elements; element e of the tensor takes 16-bit field e % 8 of block e / 8,
    * field 2j being the low half of word j and 2j+1 its high half.
@@ -367,7 +369,7 @@ struct kernels {
    * draw as the whole would; bits of the block above 32 stand as the sample.
    * *measured is added to; may be NULL. */
   void (*adamw_update)(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v,
-                       const float *grad, int64_t n, const struct adamw *a, const struct draw *draw,
+                       const void *grad, enum dtype grad_dtype, int64_t n, const struct adamw *a, const struct draw *draw,
                        struct update_measure *measured);
 
   /* Sum of squares, non-finite count and amax of a matrix, by the fixed tree

@@ -67,7 +67,7 @@ void block_backward(struct model *m, struct block *b, struct block *below, const
   /* (4) RMSNorm; the stream's gradient is the dY of the output projection */
   e = emission_of_dy(m, out, b->layer, p);
   e.plain = &m->d_residual;
-  k->add_rmsnorm_backward(d, &e, b->d_ffn_gain, &m->d_normed, &m->d_residual, &b->x_mid, b->ffn_rstd, &b->ffn_gain);
+  k->add_rmsnorm_backward(d, &e, &b->d_ffn_gain, &m->d_normed, &m->d_residual, &b->x_mid, b->ffn_rstd, &b->ffn_gain);
 
   /* (2) output projection <- attention <- RoPE */
   linear_backward(m, out, &m->d_attended);
@@ -86,6 +86,6 @@ void block_backward(struct model *m, struct block *b, struct block *below, const
   else
     e = (struct emission){0};
   e.plain = &m->d_residual;
-  k->add_rmsnorm_backward(d, &e, b->d_attention_gain, &m->d_normed, &m->d_residual, &b->x_in, b->attention_rstd,
+  k->add_rmsnorm_backward(d, &e, &b->d_attention_gain, &m->d_normed, &m->d_residual, &b->x_in, b->attention_rstd,
                           &b->attention_gain);
 }

@@ -124,8 +124,10 @@ void model_describe(const struct model *m, void (*line)(void *context, const cha
                    m->route.forward_tail, type, type, backend);
     line(context, text);
   }
-  (void)snprintf(text, sizeof text, "parameters %s%s%s  [%s]", dtype_name(m->shape.param_dtype),
-                 m->shape.training && m->shape.master ? ", master fp32" : "",
-                 m->shape.training ? ", gradients and moments fp32" : "", backend);
+  char trained[64] = "";
+  if (m->shape.training)
+    (void)snprintf(trained, sizeof trained, "%s, gradients %s, moments fp32", m->shape.master ? ", master fp32" : "",
+                   dtype_name(m->shape.gradient_dtype));
+  (void)snprintf(text, sizeof text, "parameters %s%s  [%s]", dtype_name(m->shape.param_dtype), trained, backend);
   line(context, text);
 }

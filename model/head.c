@@ -79,7 +79,7 @@ void head_loss_backward(struct model *m, const struct pass *p, float grad_scale,
   struct block *last = &m->block[m->config.n_layers - 1];
   struct emission out = emission_of_dy(m, &last->linear[LINEAR_DOWN], last->layer, p);
   out.plain = &m->d_residual;
-  k->add_rmsnorm_backward(m->d, &out, h->d_gain, &m->d_normed, NULL, &h->x_out, h->rstd, &h->gain);
+  k->add_rmsnorm_backward(m->d, &out, &h->d_gain, &m->d_normed, NULL, &h->x_out, h->rstd, &h->gain);
 }
 
 /* A packed operand's scales may depend on all tokens of its chunk: then the

@@ -83,7 +83,9 @@ static struct matrix parameter(const struct model *m, int64_t first, int64_t row
   return matrix_at(offset(m->params, first, m->shape.param_dtype), m->shape.param_dtype, rows, cols);
 }
 
-static float *gradient(const struct model *m, int64_t first) { return offset(m->gradients, first, DTYPE_F32); }
+static struct matrix gradient(const struct model *m, int64_t first, int64_t rows, int64_t cols) {
+  return matrix_at(offset(m->gradients, first, m->shape.gradient_dtype), m->shape.gradient_dtype, rows, cols);
+}
 
 static void place_parameters(struct model *m, struct arena *a) {
   const struct model_shape *s = &m->shape;
@@ -92,33 +94,34 @@ static void place_parameters(struct model *m, struct arena *a) {
     if (s->master) m->master = floats_take(a, ARENA_MASTER, m->elements);
     m->adam_m = floats_take(a, ARENA_ADAM_M, m->elements);
     m->adam_v = floats_take(a, ARENA_ADAM_V, m->elements);
-    m->gradients = floats_take(a, ARENA_GRADIENTS, m->elements);
+    m->gradients = arena_take(a, ARENA_GRADIENTS, m->elements, dtype_bytes(s->gradient_dtype));
   }
   int64_t hidden = m->config.hidden_size, vocab = m->config.vocab_size;
   m->embedding = parameter(m, 0, vocab, hidden);
+  m->d_embedding = gradient(m, 0, vocab, hidden);
 
   struct head *h = &m->head;
   int64_t norm = param_offset_norm(m), output = param_offset_head(m);
   h->gain = parameter(m, norm, 1, hidden);
-  h->d_gain = gradient(m, norm);
+  h->d_gain = gradient(m, norm, 1, hidden);
   h->output.source = parameter(m, output, vocab, hidden);
-  h->output.gradient = matrix_at(gradient(m, output), DTYPE_F32, vocab, hidden);
+  h->output.gradient = gradient(m, output, vocab, hidden);
 
   static const enum block_param first_of[LINEAR_SITES] = {P_WQ, P_WO, P_W1, P_W2};
   for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
     struct block *b = &m->block[layer];
     int64_t attention_norm = param_offset(m, layer, P_ATTENTION_NORM), ffn_norm = param_offset(m, layer, P_FFN_NORM);
     b->attention_gain = parameter(m, attention_norm, 1, hidden);
-    b->d_attention_gain = gradient(m, attention_norm);
+    b->d_attention_gain = gradient(m, attention_norm, 1, hidden);
     b->ffn_gain = parameter(m, ffn_norm, 1, hidden);
-    b->d_ffn_gain = gradient(m, ffn_norm);
+    b->d_ffn_gain = gradient(m, ffn_norm, 1, hidden);
     for (int site = 0; site < LINEAR_SITES; site++) {
       struct linear *l = &b->linear[site];
       struct linear_shape shape = linear_shape(&m->extent, (enum linear_site)site);
       int64_t first = param_offset(m, layer, first_of[site]);
       l->source = parameter(m, first, shape.n, shape.k);
       l->arm = linear_arm(&m->extent, (enum linear_site)site);
-      l->gradient = matrix_at(gradient(m, first), DTYPE_F32, shape.n, shape.k);
+      l->gradient = gradient(m, first, shape.n, shape.k);
     }
   }
 }

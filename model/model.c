@@ -32,6 +32,8 @@ static bool shape_check(const struct model_config *c, const struct route *r, con
     problems_add(&p, "master weights: parameters are fp32 already");
   if (r->activations == DTYPE_F32 && s->param_dtype != DTYPE_F32)
     problems_add(&p, "route %s computes in fp32 and needs fp32 parameters", r->name);
+  if (s->training && r->activations == DTYPE_F32 && s->gradient_dtype == DTYPE_BF16)
+    problems_add(&p, "gradient_dtype bf16: route %s computes in fp32 and needs fp32 gradients", r->name);
   return problems_none(&p);
 }
 
@@ -104,6 +106,7 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
   m->d = d;
   m->config = *c;
   m->shape = *s;
+  if (m->shape.gradient_dtype == 0) m->shape.gradient_dtype = DTYPE_F32;
   m->route = *r;
   m->extent = extent;
   m->type = r->activations;
@@ -135,7 +138,7 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
   if (!arena->base) return m;
 
   d->k->set_scratch(d, scratch, scratch_bytes);
-  if (m->gradients) d->k->clear(d, m->gradients, (size_t)m->elements * sizeof(float));
+  if (m->gradients) model_clear_gradients(m);
   if (!upload_rope(m, e)) {
     model_destroy(m);
     return NULL;
@@ -161,7 +164,12 @@ void *model_params(const struct model *m) { return m->params; }
 float *model_master(const struct model *m) { return m->master; }
 float *model_adam_m(const struct model *m) { return m->adam_m; }
 float *model_adam_v(const struct model *m) { return m->adam_v; }
-float *model_gradients(const struct model *m) { return m->gradients; }
+void *model_gradients(const struct model *m) { return m->gradients; }
+enum dtype model_gradient_dtype(const struct model *m) { return m->shape.gradient_dtype; }
+
+void model_clear_gradients(struct model *m) {
+  m->d->k->clear(m->d, m->gradients, (size_t)m->elements * dtype_bytes(m->shape.gradient_dtype));
+}
 
 void model_set_forward(struct model *m, enum forward_kind kind) {
   assert(kind == FORWARD_ROUTE || m->route.forward_tail > 0);
@@ -240,7 +248,7 @@ void model_forward_backward(struct model *m, const struct micro_batch *b, float 
   enter(m, MODEL_BACKWARD);
   for (int layer = (int)m->config.n_layers - 1; layer >= 0; layer--)
     block_backward(m, &m->block[layer], layer > 0 ? &m->block[layer - 1] : NULL, &p);
-  m->d->k->embedding_backward(m->d, m->gradients, &m->d_residual, b->inputs, m->config.vocab_size);
+  m->d->k->embedding_backward(m->d, &m->d_embedding, &m->d_residual, b->inputs);
 }
 
 /* ---- what was seen ------------------------------------------------------------ */

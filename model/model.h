@@ -44,6 +44,8 @@ struct model_shape {
   int64_t head_chunk;   /* tokens whose logits exist at once; 0 = chosen */
   enum dtype param_dtype;
   bool master;          /* FP32 master weights (param_dtype BF16 only) */
+  enum dtype gradient_dtype; /* what gradients are accumulated in; 0 = DTYPE_F32. BF16 (activations BF16 only):
+                              * every addition to the buffer is made in FP32 and rounded once */
   bool training;        /* false: no gradients, moments or saved activations */
 };
 
@@ -88,7 +90,9 @@ void *model_params(const struct model *m);      /* param_dtype */
 float *model_master(const struct model *m);
 float *model_adam_m(const struct model *m);
 float *model_adam_v(const struct model *m);
-float *model_gradients(const struct model *m);
+void *model_gradients(const struct model *m);   /* model_gradient_dtype */
+enum dtype model_gradient_dtype(const struct model *m);
+void model_clear_gradients(struct model *m);    /* zeros, on the device; before the first micro-batch of an update */
 
 /* Initial values from the seed alone (Philox by parameter and element, normal
  * by inverse distribution function, truncated); moments zeroed, master = the

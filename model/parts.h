@@ -19,7 +19,7 @@ struct views {
 /* A linear of a block: Y = X W^T and its gradients. */
 struct linear {
   struct matrix source;   /* [n, k], the parameters */
-  struct matrix gradient; /* [n, k], FP32 */
+  struct matrix gradient; /* [n, k], the gradients' type */
   struct views x, w, dy;
   int layer;     /* 0-based; -1: the head's */
   enum linear_site site; /* of a block's */
@@ -33,7 +33,7 @@ struct block {
   bool recompute; /* keeps x_in alone; the rest is made again before backward */
   struct linear linear[LINEAR_SITES];
   struct matrix attention_gain, ffn_gain; /* [1, hidden] */
-  float *d_attention_gain, *d_ffn_gain;
+  struct matrix d_attention_gain, d_ffn_gain; /* [1, hidden], the gradients' type */
 
   struct matrix x_in, x_mid;          /* residual stream before attention and before the FFN */
   struct matrix qkv;                  /* rotated */
@@ -48,7 +48,7 @@ struct block {
 struct head {
   struct matrix gain;
   struct linear output; /* packed operands of X and dY hold a chunk; x.plain and dy.plain are set for each */
-  float *d_gain;
+  struct matrix d_gain;   /* [1, hidden], the gradients' type */
   struct matrix x_out;    /* residual stream after the last block */
   struct matrix normed;   /* rmsnorm(x_out) */
   float *rstd;
@@ -70,9 +70,10 @@ struct model {
   int n_params;
   int64_t elements;
   void *params;
-  float *master, *adam_m, *adam_v, *gradients;
+  float *master, *adam_m, *adam_v;
+  void *gradients;
 
-  struct matrix embedding; /* [vocab, hidden] */
+  struct matrix embedding, d_embedding; /* [vocab, hidden] */
   struct block *block;
   struct head head;
   float *cos_sin;

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/comm.h"
+#include "kernels/formats.h"
 #include "tests/test.h"
 
 static const struct comm_limits quick = {.start_s = 60, .update_s = 60, .save_s = 60, .heartbeat_s = 2.5};
@@ -51,6 +52,20 @@ static void check_sums(struct comm *c, int64_t n) {
   CHECK_EQ_I64(wrong32, 0);
   CHECK(f[n] == 7);
   free(f);
+
+  uint16_t *h = malloc((size_t)n * 2 + 2);
+  int64_t wrong16 = 0;
+  for (int64_t i = 0; i < n; i++) h[i] = bf16_encode((float)value_of(rank, i));
+  h[n] = 7;
+  CHECK(comm_sum_bf16(c, h, n, &e));
+  for (int64_t i = 0; i < n; i++) {
+    float s = bf16_decode(bf16_encode((float)value_of(0, i)));
+    for (int r = 1; r < world; r++) s = s + bf16_decode(bf16_encode((float)value_of(r, i)));
+    wrong16 += h[i] != bf16_encode(s);
+  }
+  CHECK_EQ_I64(wrong16, 0);
+  CHECK(h[n] == 7);
+  free(h);
 
   n = n > (1 << 20) ? n / 2 : n; /* eight-byte elements: as many bytes */
   double *d = malloc((size_t)n * 8 + 8), *m = malloc((size_t)n * 8 + 8);

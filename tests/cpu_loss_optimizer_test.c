@@ -147,7 +147,8 @@ static void update(struct device *d, struct tensor *x, int64_t first, int64_t n,
   at.first_sample = (uint64_t)first;
   cpu_adamw_update(d, (char *)x->param.data + (size_t)first * dtype_bytes(x->param.dtype), x->param.dtype,
                    x->master.data ? (float *)x->master.data + first : NULL, (float *)x->m.data + first,
-                   (float *)x->v.data + first, (const float *)x->grad.data + first, n, a, &at, measured);
+                   (float *)x->v.data + first, (const char *)x->grad.data + (size_t)first * dtype_bytes(x->grad.dtype), x->grad.dtype,
+                   n, a, &at, measured);
 }
 
 static const struct {
@@ -200,6 +201,32 @@ TEST(adamw) {
   }
 }
 
+/* A gradient in BF16 is read as the FP32 numbers that it is. */
+TEST(adamw_of_bf16_gradients) {
+  for (int i = 0; i < 4 * 6; i++) {
+    int64_t n = lengths[i / 4];
+    struct tensor wide = tensor(kinds[i % 4].type, kinds[i % 4].master, n, 80 + (uint64_t)i);
+    struct tensor narrow = tensor(kinds[i % 4].type, kinds[i % 4].master, n, 80 + (uint64_t)i);
+    struct update_measure got[2] = {{0}};
+    free(narrow.grad.data);
+    narrow.grad = test_matrix(DTYPE_BF16, 1, n);
+    for (int64_t e = 0; e < n; e++) {
+      test_set(&narrow.grad, e, test_get(&wide.grad, e));
+      test_set(&wide.grad, e, test_get(&narrow.grad, e));
+    }
+    update(dev[0], &wide, 0, n, &adam, &got[0]);
+    update(dev[i % 3], &narrow, n / 2, n - n / 2, &adam, NULL);
+    update(dev[i % 3], &narrow, 0, n / 2, &adam, NULL);
+    CHECK(tensor_same(&wide, &narrow));
+    struct tensor whole = tensor(kinds[i % 4].type, kinds[i % 4].master, n, 80 + (uint64_t)i);
+    free(whole.grad.data);
+    whole.grad = test_copy(&narrow.grad);
+    update(dev[1], &whole, 0, n, &adam, &got[1]);
+    CHECK(memcmp(&got[0], &got[1], sizeof *got) == 0);
+    tensor_drop(&wide), tensor_drop(&narrow), tensor_drop(&whole);
+  }
+}
+
 TEST(stochastic_rounding_knows_no_slices) {
   enum { N = 3000 };
   struct tensor whole = tensor(DTYPE_BF16, false, N, 3), parts = tensor(DTYPE_BF16, false, N, 3);
@@ -230,7 +257,7 @@ TEST(stochastic_rounding_draws_the_contract) {
   struct draw at = draw;
   struct adamw a = steady(lr);
   at.first_sample = first;
-  cpu_adamw_update(dev[0], x.param.data, DTYPE_BF16, NULL, x.m.data, x.v.data, x.grad.data, N, &a, &at, NULL);
+  cpu_adamw_update(dev[0], x.param.data, DTYPE_BF16, NULL, x.m.data, x.v.data, x.grad.data, x.grad.dtype, N, &a, &at, NULL);
   int ups = 0;
   for (int i = 0; i < N; i++) {
     uint64_t e = first + (uint64_t)i, block = e / 8;
@@ -359,6 +386,7 @@ int main(void) {
   RUN(cross_entropy_gradient_is_the_derivative);
   RUN(cross_entropy_extremes);
   RUN(adamw);
+  RUN(adamw_of_bf16_gradients);
   RUN(stochastic_rounding_knows_no_slices);
   RUN(stochastic_rounding_draws_the_contract);
   RUN(stochastic_rounding_is_unbiased);

@@ -159,6 +159,19 @@ static double norm_loss(const double *x, const double *dy, const double *gain, i
   return sum / sqrt(squares / (double)n + eps);
 }
 
+static struct matrix filled(enum dtype t, int64_t rows, int64_t cols, double value) {
+  struct matrix m = test_matrix(t, rows, cols);
+  for (int64_t i = 0; i < rows * cols; i++) test_set(&m, i, value);
+  return m;
+}
+
+/* What began alike and was added to in BF16 is the FP32 result rounded once. */
+static bool is_rounding_of(const struct matrix *bf16, const struct matrix *f32) {
+  for (int64_t i = 0; i < f32->rows * f32->cols; i++)
+    if (((const uint16_t *)bf16->data)[i] != bf16_encode(((const float *)f32->data)[i])) return false;
+  return bf16->rows == f32->rows && bf16->cols == f32->cols;
+}
+
 TEST(rmsnorm_backward_is_the_derivative) {
   static const int64_t widths[] = {8, 96, 203};
   for (int w = 0; w < 3; w++) {
@@ -166,8 +179,8 @@ TEST(rmsnorm_backward_is_the_derivative) {
     struct norm_case f = norm_case(DTYPE_F32, (struct shape){rows, n}, 40 + (uint64_t)w);
     norm_run(dev[0], &f);
     struct matrix dy = test_random(DTYPE_F32, rows, n, 70, 1.0), dx = test_matrix(DTYPE_F32, rows, n);
-    float *d_gain = test_memory((size_t)n * sizeof *d_gain);
-    cpu_add_rmsnorm_backward(dev[1], &(struct emission){.plain = &dx}, d_gain, &dy, NULL, &f.residual_out, f.rstd,
+    struct matrix d_gain = test_matrix(DTYPE_F32, 1, n);
+    cpu_add_rmsnorm_backward(dev[1], &(struct emission){.plain = &dx}, &d_gain, &dy, NULL, &f.residual_out, f.rstd,
                              &f.gain);
     double x[203], d[203], g[203];
     const double h = 1e-5;
@@ -187,9 +200,9 @@ TEST(rmsnorm_backward_is_the_derivative) {
         g[c] -= 2 * h;
         want_gain += (up - norm_loss(x, d, g, n, (double)1e-5f)) / (2 * h);
       }
-      CHECK(test_near((double)d_gain[c], want_gain, 5e-6));
+      CHECK(test_near(test_get(&d_gain, c), want_gain, 5e-6));
     }
-    drop(dy), drop(dx), free(d_gain);
+    drop(dy), drop(dx), drop(d_gain);
     norm_drop(&f);
   }
 }
@@ -202,16 +215,18 @@ TEST(rmsnorm_backward) {
     norm_run(dev[0], &f);
     struct matrix dy = test_random(t, s.rows, s.cols, 11, 1.0), above = test_random(t, s.rows, s.cols, 12, 0.5);
     struct matrix dx[3];
-    size_t gain_bytes = (size_t)s.cols * sizeof(float);
-    float *d_gain[3];
+    struct matrix d_gain[3], rounded = filled(DTYPE_BF16, 1, s.cols, 0.25);
     for (int k = 0; k < 3; k++) { /* threads; the third in place of d_above */
-      d_gain[k] = test_memory(gain_bytes);
-      for (int64_t c = 0; c < s.cols; c++) d_gain[k][c] = 0.25f;
+      d_gain[k] = filled(DTYPE_F32, 1, s.cols, 0.25);
       dx[k] = k == 2 ? test_copy(&above) : test_matrix(t, s.rows, s.cols);
-      cpu_add_rmsnorm_backward(dev[k], &(struct emission){.plain = &dx[k]}, d_gain[k], &dy, k == 2 ? &dx[k] : &above,
+      cpu_add_rmsnorm_backward(dev[k], &(struct emission){.plain = &dx[k]}, &d_gain[k], &dy, k == 2 ? &dx[k] : &above,
                                &f.residual_out, f.rstd, &f.gain);
-      CHECK(test_same(&dx[0], &dx[k]) && memcmp(d_gain[0], d_gain[k], gain_bytes) == 0);
+      CHECK(test_same(&dx[0], &dx[k]) && test_same(&d_gain[0], &d_gain[k]));
     }
+    struct matrix again = test_matrix(t, s.rows, s.cols);
+    cpu_add_rmsnorm_backward(dev[i % 3], &(struct emission){.plain = &again}, &rounded, &dy, &above, &f.residual_out,
+                             f.rstd, &f.gain);
+    CHECK(test_same(&again, &dx[0]) && is_rounding_of(&rounded, &d_gain[0]));
     double *want_gain = test_memory((size_t)s.cols * sizeof *want_gain);
     double *size_gain = test_memory((size_t)s.cols * sizeof *size_gain);
     for (int64_t r = 0; r < s.rows; r++) {
@@ -231,9 +246,9 @@ TEST(rmsnorm_backward) {
       }
     }
     for (int64_t c = 0; c < s.cols; c++)
-      CHECK(test_near((double)d_gain[0][c], 0.25 + want_gain[c], 4e-6 * (1.0 + size_gain[c])));
-    for (int k = 0; k < 3; k++) drop(dx[k]), free(d_gain[k]);
-    drop(dy), drop(above), free(want_gain), free(size_gain);
+      CHECK(test_near(test_get(&d_gain[0], c), 0.25 + want_gain[c], 4e-6 * (1.0 + size_gain[c])));
+    for (int k = 0; k < 3; k++) drop(dx[k]), drop(d_gain[k]);
+    drop(dy), drop(above), drop(rounded), drop(again), free(want_gain), free(size_gain);
     norm_drop(&f);
   }
 }
@@ -342,19 +357,17 @@ TEST(embedding) {
       test_set(&want, e, test_get(&table, tokens[e / s.cols] * s.cols + e % s.cols));
     CHECK(test_same(&x, &want));
 
-    size_t bytes = (size_t)(VOCAB * s.cols) * sizeof(float);
-    float *sums = test_memory(bytes);
-    for (int64_t e = 0; e < VOCAB * s.cols; e++) sums[e] = 0.125f;
+    struct matrix sums = filled(DTYPE_F32, VOCAB, s.cols, 0.125);
     for (int64_t e = 0; e < s.rows * s.cols; e++)
-      sums[tokens[e / s.cols] * s.cols + e % s.cols] += (float)test_get(&x, e);
+      ((float *)sums.data)[tokens[e / s.cols] * s.cols + e % s.cols] += (float)test_get(&x, e);
     for (int k = 0; k < 3; k++) {
-      float *d_table = test_memory(bytes);
-      for (int64_t e = 0; e < VOCAB * s.cols; e++) d_table[e] = 0.125f;
-      cpu_embedding_backward(dev[k], d_table, &x, tokens, VOCAB);
-      CHECK(memcmp(d_table, sums, bytes) == 0);
-      free(d_table);
+      struct matrix d_table = filled(DTYPE_F32, VOCAB, s.cols, 0.125), rounded = filled(DTYPE_BF16, VOCAB, s.cols, 0.125);
+      cpu_embedding_backward(dev[k], &d_table, &x, tokens);
+      cpu_embedding_backward(dev[k], &rounded, &x, tokens);
+      CHECK(test_same(&d_table, &sums) && is_rounding_of(&rounded, &sums));
+      drop(d_table), drop(rounded);
     }
-    drop(table), drop(x), drop(want), free(sums);
+    drop(table), drop(x), drop(want), drop(sums);
   }
 }
 
@@ -413,11 +426,11 @@ TEST(operands_are_those_of_the_rounded_result) {
   check_emitted(e, ROUND_NEAREST, &f.out);
 
   struct matrix dy = test_random(DTYPE_BF16, ROWS, COLS, 22, 1.0), dx = test_matrix(DTYPE_BF16, ROWS, COLS);
-  float d_gain[COLS] = {0};
-  cpu_add_rmsnorm_backward(dev[0], &(struct emission){.plain = &dx}, d_gain, &dy, &f.delta, &f.residual_out, f.rstd,
+  struct matrix d_gain = test_matrix(DTYPE_F32, 1, COLS);
+  cpu_add_rmsnorm_backward(dev[0], &(struct emission){.plain = &dx}, &d_gain, &dy, &f.delta, &f.residual_out, f.rstd,
                            &f.gain);
   e = emitted(ROUND_STOCHASTIC, ROWS, COLS);
-  cpu_add_rmsnorm_backward(dev[2], &e->emission, d_gain, &dy, &f.delta, &f.residual_out, f.rstd, &f.gain);
+  cpu_add_rmsnorm_backward(dev[2], &e->emission, &d_gain, &dy, &f.delta, &f.residual_out, f.rstd, &f.gain);
   check_emitted(e, ROUND_STOCHASTIC, &dx);
 
   struct matrix gate_up = test_random(DTYPE_BF16, ROWS, 2 * COLS, 23, 2.0), wide = test_matrix(DTYPE_BF16, ROWS, 2 * COLS);
@@ -437,7 +450,7 @@ TEST(operands_are_those_of_the_rounded_result) {
   e = emitted(ROUND_STOCHASTIC, ROWS, 2 * COLS);
   cpu_rope_backward(dev[1], &e->emission, &gate_up, table, &s);
   check_emitted(e, ROUND_STOCHASTIC, &wide);
-  drop(dy), drop(dx), drop(gate_up), drop(wide);
+  drop(dy), drop(dx), drop(gate_up), drop(wide), drop(d_gain);
   norm_drop(&f);
 }
 
@@ -454,10 +467,10 @@ TEST(bits_are_fixed) {
     CHECK_HASH(test_hash_matrix(h, &f.residual_out), expected[i][0]);
 
     struct matrix dy = test_random(t, 45, 1000, 2, 1.0), dx = test_matrix(t, 45, 1000);
-    float d_gain[1000] = {0};
-    cpu_add_rmsnorm_backward(dev[1], &(struct emission){.plain = &dx}, d_gain, &dy, &f.residual, &f.residual_out,
+    struct matrix d_gain = test_matrix(DTYPE_F32, 1, 1000);
+    cpu_add_rmsnorm_backward(dev[1], &(struct emission){.plain = &dx}, &d_gain, &dy, &f.residual, &f.residual_out,
                              f.rstd, &f.gain);
-    CHECK_HASH(test_hash_matrix(test_hash(TEST_HASH_START, d_gain, 1000, 4), &dx), expected[i][1]);
+    CHECK_HASH(test_hash_matrix(test_hash_matrix(TEST_HASH_START, &d_gain), &dx), expected[i][1]);
 
     struct matrix act = test_matrix(t, 45, 500), d_gate_up = test_matrix(t, 45, 1000);
     cpu_swiglu_forward(dev[1], &(struct emission){.plain = &act}, &f.residual);

@@ -180,7 +180,7 @@ static bool compare_param(FILE *f, const struct run *r, const struct golden *g, 
   int64_t n = rows * cols;
   float *expected = get(n * 4);
   bool whole = read_floats(f, expected, n);
-  const float *gradient = model_gradients(r->m) + p->offset;
+  const float *gradient = (const float *)model_gradients(r->m) + p->offset;
   double square = 0, difference = 0;
   for (int64_t i = 0; i < n; i++) {
     double d = (double)gradient[i] - (double)expected[i];

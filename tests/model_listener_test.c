@@ -74,7 +74,7 @@ static void check_linear(const struct rig *g, const struct heard *h, int layer, 
       return;
     }
     CHECK_EQ_I64(p->cols, k);
-    const float *gradient = model_gradients(g->m) + p->offset;
+    const float *gradient = (const float *)model_gradients(g->m) + p->offset;
     for (int64_t r = 0; r < p->rows; r++, row++)
       for (int64_t c = 0; c < k; c += 7) {
         double sum = 0, scale = 0;

@@ -141,7 +141,7 @@ static inline void rig_close(struct rig *g) {
 }
 
 static inline void rig_clear(struct rig *g) {
-  g->d->k->clear(g->d, model_gradients(g->m), (size_t)g->elements * sizeof(float));
+  model_clear_gradients(g->m);
 }
 
 static inline double rig_loss(struct rig *g) {
@@ -163,7 +163,7 @@ static inline double rig_learn(struct rig *g, enum dtype param_dtype, int most, 
                             .bias1 = 1 - powf(0.9f, (float)step), .bias2 = 1 - powf(0.95f, (float)step)};
     const struct draw draw = {0};
     g->d->k->adamw_update(g->d, model_params(g->m), param_dtype, model_master(g->m), model_adam_m(g->m), model_adam_v(g->m),
-                          model_gradients(g->m), g->elements, &a, &draw, NULL);
+                          model_gradients(g->m), model_gradient_dtype(g->m), g->elements, &a, &draw, NULL);
     model_refresh_weights(g->m);
     last = rig_loss(g) / (double)g->tokens;
   }

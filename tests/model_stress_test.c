@@ -89,7 +89,7 @@ TEST(zeros) {
     } of[] = {{"layers.1.attention.wq.weight", 64, 32}, {"layers.1.attention.wv.weight", 64, 32}, {"layers.1.feed_forward.w2.weight", 0, 0}};
     for (int k = 0; k < 3; k++) {
       const struct param *p = model_param(g.m, find_param(&g, of[k].name));
-      const float *gradient = model_gradients(g.m) + p->offset;
+      const float *gradient = (const float *)model_gradients(g.m) + p->offset;
       int64_t there = 0, elsewhere = 0;
       for (int64_t e = 0; e < p->rows * p->cols; e++) {
         int64_t c = e % p->cols;

@@ -391,7 +391,7 @@ static void watch(const struct emission *out, int64_t cols) {
   if (d->layer < 3 && d->operand < 8) drawn[d->layer][d->operand]++;
 }
 
-static void watch_norm(struct device *d, const struct emission *out, float *d_gain, const struct matrix *dy,
+static void watch_norm(struct device *d, const struct emission *out, struct matrix *d_gain, const struct matrix *dy,
                        const struct matrix *d_above, const struct matrix *residual, const float *rstd,
                        const struct matrix *gain) {
   watch(out, residual->cols);

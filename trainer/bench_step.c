@@ -80,7 +80,7 @@ static bool update(struct subject *s, int at, struct error *e) {
   timeline_open(&s->time);
   timeline_enter(&s->time, PHASE_FORWARD);
   model_reset_signals(run->model);
-  k->clear(run->device, model_gradients(run->model), (size_t)model_param_elements(run->model) * sizeof(float));
+  model_clear_gradients(run->model);
   model_forward_backward(run->model, &batch, 1.0f / (float)run->tokens, run->nll);
   if (!k->synchronize(run->device, e)) return false;
   timeline_enter(&s->time, PHASE_OPTIMIZER);

@@ -108,7 +108,7 @@ static bool run_update(struct capture *c, struct error *e) {
     for (int64_t t = 0; t < seq; t++) targets += s.targets[t] >= 0;
   }
   if (targets == 0) return error_set(e, ERROR_DATA, "update %" PRId64 " has no target token", c->update);
-  k->clear(run->device, model_gradients(run->model), (size_t)model_param_elements(run->model) * sizeof(float));
+  model_clear_gradients(run->model);
   struct micro_batch b = run_upload(run, run->host_inputs, run->host_targets, run->host_starts);
   b.first_sample = (uint64_t)c->first_sample;
   b.update = (uint32_t)c->update;

@@ -77,6 +77,7 @@ struct config {
     int64_t head_chunk; /* 0 = chosen */
     enum dtype param_dtype;
     bool master;
+    enum dtype gradient_dtype;
     bool overfit_one_batch; /* every update reads update 0's samples */
   } train;
 

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "data/loader.h"
+#include "kernels/formats.h"
 #include "trainer/control.h"
 #include "trainer/evaluate.h"
 #include "trainer/optimizer.h"
@@ -106,20 +107,28 @@ static bool load_batch(struct loop *l, struct batch *out, struct error *e) {
 /* ---- computing -------------------------------------------------------------- */
 
 /* Tests ask for faults by configuration (`fault`); a healthy run has none. */
+static void set_gradient(struct run *run, int64_t element, float value) {
+  const enum dtype dtype = model_gradient_dtype(run->model);
+  const uint16_t rounded = bf16_encode(value);
+  const void *bits = dtype == DTYPE_BF16 ? (const void *)&rounded : &value;
+  char *to = (char *)model_gradients(run->model) + (size_t)element * dtype_bytes(dtype);
+  run->device->k->upload(run->device, to, bits, dtype_bytes(dtype));
+}
+
 static void inject_before_reduce(struct loop *l) {
   struct run *run = l->run;
   const int64_t update = run->update + 1;
-  const struct kernels *k = run->device->k;
-  if (run_fault(run, "nan", update)) {
-    const float poison = NAN;
-    k->upload(run->device, model_gradients(run->model) + model_param_elements(run->model) / 2, &poison, sizeof poison);
-  }
-  if (run_fault(run, "spike", update)) {
-    const float large = 1e6f;
-    k->upload(run->device, model_gradients(run->model), &large, sizeof large);
-  }
+  if (run_fault(run, "nan", update)) set_gradient(run, model_param_elements(run->model) / 2, NAN);
+  if (run_fault(run, "spike", update)) set_gradient(run, 0, 1e6f);
   if (run_fault(run, "stall", update)) raise(SIGSTOP);
   if (run_fault(run, "kill", update)) raise(SIGKILL);
+}
+
+/* Over ranks: in FP32, rounded to the gradients' type once. */
+static bool sum_gradients(struct run *run, struct error *e) {
+  const int64_t n = model_param_elements(run->model);
+  if (model_gradient_dtype(run->model) == DTYPE_BF16) return comm_sum_bf16(run->comm, model_gradients(run->model), n, e);
+  return comm_sum_f32(run->comm, model_gradients(run->model), n, e);
 }
 
 static bool compute(struct loop *l, const struct batch *batch, struct update_signals *signals, struct error *e) {
@@ -131,7 +140,7 @@ static bool compute(struct loop *l, const struct batch *batch, struct update_sig
   bool good = true;
 
   model_reset_signals(run->model);
-  k->clear(run->device, model_gradients(run->model), (size_t)model_param_elements(run->model) * sizeof(float));
+  model_clear_gradients(run->model);
   for (int64_t pass = 0; good && pass < run->accumulation; pass++) {
     const struct loader_batch *own = batch->own;
     const int64_t at = pass * run->tokens;
@@ -147,7 +156,7 @@ static bool compute(struct loop *l, const struct batch *batch, struct update_sig
   inject_before_reduce(l);
   enter(l, PHASE_REDUCE);
   if (!comm_agree(run->comm, good, e)) return false;
-  if (!comm_sum_f32(run->comm, model_gradients(run->model), model_param_elements(run->model), e)) return false;
+  if (!sum_gradients(run, e)) return false;
   if (!comm_sum_f64(run->comm, &loss, 1, e)) return false;
   signals->loss = loss / (double)batch->targets;
   enter(l, PHASE_OPTIMIZER);

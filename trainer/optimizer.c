@@ -6,15 +6,19 @@
 
 #include "trainer/schedule.h"
 
+static void *gradient_at(const struct run *run, const struct param *p) {
+  return (char *)model_gradients(run->model) + (size_t)p->offset * dtype_bytes(model_gradient_dtype(run->model));
+}
+
 bool optimizer_measure(struct run *run, struct update_signals *s, struct error *e) {
   const struct kernels *k = run->device->k;
   const int n = model_param_number(run->model);
   const size_t bytes = (size_t)n * sizeof(struct measure);
-  float *gradients = model_gradients(run->model);
+  const enum dtype dtype = model_gradient_dtype(run->model);
   k->clear(run->device, run->gradient_measures, bytes);
   for (int i = 0; i < n; i++) {
     const struct param *p = model_param(run->model, i);
-    struct matrix g = {gradients + p->offset, DTYPE_F32, p->rows, p->cols};
+    struct matrix g = {gradient_at(run, p), dtype, p->rows, p->cols};
     k->measure(run->device, &run->gradient_measures[i], &g);
   }
   struct measure *host = malloc(bytes);
@@ -65,8 +69,8 @@ bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct st
     draw.layer = (uint32_t)i;
     k->adamw_update(run->device, (char *)model_params(run->model) + (size_t)p->offset * dtype_bytes(dtype), dtype,
                     master ? master + p->offset : NULL, model_adam_m(run->model) + p->offset,
-                    model_adam_v(run->model) + p->offset, model_gradients(run->model) + p->offset, p->rows * p->cols,
-                    &a, stochastic ? &draw : NULL, &run->update_measures[i]);
+                    model_adam_v(run->model) + p->offset, gradient_at(run, p), model_gradient_dtype(run->model),
+                    p->rows * p->cols, &a, stochastic ? &draw : NULL, &run->update_measures[i]);
   }
   model_refresh_weights(run->model);
 

@@ -200,6 +200,8 @@ static const struct option train_rows[] = {
      .help = "Type of the parameters that contractions read."},
     {.key = "master", .type = OPTION_BOOL, IN(train.master), .fallback_words = "true with bf16 parameters, else false",
      .help = "Keep FP32 master weights. false with bf16 parameters: the update is rounded stochastically."},
+    {.key = "gradient_dtype", .type = OPTION_WORD, IN(train.gradient_dtype), .words = dtypes, .fallback = "fp32",
+     .help = "Type that gradients are accumulated and reduced in; bf16: half the memory and traffic, a rounding a micro-batch."},
     {.key = "overfit_one_batch", .type = OPTION_BOOL, IN(train.overfit_one_batch), .fallback = "false",
      .help = "Every update reads the samples of the first: a check that a set-up can learn at all."},
 };

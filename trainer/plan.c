@@ -60,12 +60,12 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
   out->recompute = forward; /* of linears; attention's share is small beside it */
 
   const double n = (double)model_config_param_count(s);
-  const double weight = c->train.param_dtype == DTYPE_BF16 ? 2 : 4, master = c->train.master ? 8 : 0;
-  out->optimizer = n * (4 + 16 + weight + master) / m->memory_bandwidth; /* gradient, moments, parameter, master */
+  const double weight = (double)dtype_bytes(c->train.param_dtype), gradient = (double)dtype_bytes(c->train.gradient_dtype);
+  out->optimizer = n * (gradient + 16 + weight + (c->train.master ? 8 : 0)) / m->memory_bandwidth; /* 16: moments; 8: master */
   /* Rings run over every GPU's network adapter, so that a domain's adapters add up. */
   const double rails = m->network_bandwidth * m->domain;
   const double link = gpus <= m->domain || rails > m->link_bandwidth ? m->link_bandwidth : rails;
-  out->reduce = gpus > 1 ? 2.0 * (double)(gpus - 1) / (double)gpus * 4 * n / link : 0;
+  out->reduce = gpus > 1 ? 2.0 * (double)(gpus - 1) / (double)gpus * gradient * n / link : 0;
 
   const double compute = out->linears + out->attention + out->head + out->recompute;
   const double backward = compute * 2 / 3; /* of the last micro-batch alone, when accumulating */
@@ -120,9 +120,9 @@ static void print_bytes(FILE *out, const char *what, double bytes, bool large, c
 }
 
 static void print_memory(FILE *out, const struct config *c, const struct arena *arena, int threads, int64_t gpus) {
-  static const char *const notes[ARENA_CATEGORY_COUNT] = {
+  const char *const notes[ARENA_CATEGORY_COUNT] = {
       [ARENA_MASTER] = "FP32 master weights",
-      [ARENA_GRADIENTS] = "FP32, accumulated",
+      [ARENA_GRADIENTS] = c->train.gradient_dtype == DTYPE_BF16 ? "BF16, accumulated" : "FP32, accumulated",
       [ARENA_WEIGHT_OPERANDS] = "weights in the formats of contractions",
       [ARENA_ACTIVATIONS] = "what backward needs of every block",
       [ARENA_TRANSIENT] = "one block's or one boundary's, and the batch",
@@ -225,8 +225,9 @@ bool plan_print(FILE *out, const struct config *c, const struct machine *machine
     print_machine(out, c, machine_named("h200"), gpus, (double)arena.used);
   }
   fprintf(out, "\nThe roofline counts contractions at the dense peak of their formats, attention (causal half) at BF16's, the\n"
-               "optimizer's state read and written once at memory bandwidth, and FP32 gradients all-reduced by rings, hidden behind\n"
+               "optimizer's state read and written once at memory bandwidth, and %s gradients all-reduced by rings, hidden behind\n"
                "the last pass' backward as far as they fit; no element-wise work. `passes` are micro-batches accumulated. MFU is\n"
-               "against the BF16 peak, causal convention, so FP4 and FP8 contractions can take it above 100%%. No real run reaches it.\n");
+               "against the BF16 peak, causal convention, so FP4 and FP8 contractions can take it above 100%%. No real run reaches it.\n",
+          c->train.gradient_dtype == DTYPE_BF16 ? "BF16" : "FP32");
   return true;
 }

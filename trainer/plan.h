@@ -14,7 +14,7 @@ struct plan_time {
   double head;
   double recompute; /* the forward run again */
   double optimizer; /* memory-bound: state read and written once */
-  double reduce;    /* FP32 gradients all-reduced over the slower link */
+  double reduce;    /* gradients, in their type, all-reduced over the slower link */
   double total;     /* computing, then the optimizer; the reduction hidden behind the backward as far as it fits */
   double tokens_per_second; /* of the whole job */
   double mfu;               /* BF16 MFU, causal convention */

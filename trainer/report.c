@@ -211,8 +211,9 @@ double report_peak_flops(struct run *run) {
 
   /* The gradient buffer is free before the first update: operands and result
    * of a square contraction lie in it. */
+  const int64_t bytes = model_param_elements(run->model) * (int64_t)dtype_bytes(model_gradient_dtype(run->model));
   int64_t n = 1024;
-  while (n > 64 && 2 * n * n > model_param_elements(run->model)) n /= 2;
+  while (n > 1 && 2 * n * n * (int64_t)sizeof(float) > bytes) n /= 2;
   float *memory = model_gradients(run->model);
   k->clear(run->device, memory, (size_t)(2 * n * n) * sizeof(float));
   struct matrix a = {memory, DTYPE_BF16, n, n}, out = {memory + n * n, DTYPE_F32, n, n};

@@ -75,6 +75,7 @@ static struct model_shape shape_of(const struct run *run, enum run_purpose purpo
       .head_chunk = c->train.head_chunk,
       .param_dtype = c->train.param_dtype,
       .master = purpose == RUN_TRAIN && c->train.master,
+      .gradient_dtype = purpose == RUN_TRAIN ? c->train.gradient_dtype : DTYPE_F32,
       .training = purpose == RUN_TRAIN,
   };
 }

@@ -7,7 +7,7 @@
  *   u  = (m' / bias1) / (sqrt(v' / bias2) + eps)
  *   u  = fma(weight_decay, w, u)
  *   w' = fma(-lr, u, w)
- * 1 - beta is taken once in FP32.  What is stored of w' is: w' itself (FP32
+ * grad is read in its type.  1 - beta is taken once in FP32.  What is stored of w' is: w' itself (FP32
  * parameter or master), the nearest BF16 (parameter beside a master), or a
  * stochastically rounded BF16 (parameter alone).
  */
@@ -71,9 +71,8 @@ static void add_squares(double *restrict change, double *restrict weight, const 
 }
 
 struct update {
-  struct matrix param, master; /* one row each; master.data may be NULL */
+  struct matrix param, master, grad; /* one row each; master.data may be NULL */
   float *m, *v;
-  const float *grad;
   const struct adamw *a;
   const struct draw *draw; /* NULL: not rounded stochastically */
   bool measured;
@@ -86,10 +85,11 @@ static void update_chunk(const void *op, int64_t first, int64_t n, struct longsu
   double change[REDUCE_LANES] = {0}, weight[REDUCE_LANES] = {0};
   for (int64_t i = 0; i < n; i += PIECE) {
     int64_t at = first + i, count = n - i < PIECE ? n - i : PIECE;
-    float before[PIECE], w[PIECE];
+    float before[PIECE], w[PIECE], grad[PIECE];
     cpu_load(w, source, at, count);
+    cpu_load(grad, &u->grad, at, count);
     if (u->measured) memcpy(before, w, (size_t)count * sizeof *w);
-    step(w, u->m + at, u->v + at, u->grad + at, u->a, count);
+    step(w, u->m + at, u->v + at, grad, u->a, count);
     if (u->draw) round_by_draw(w, u->draw, u->draw->first_sample + (uint64_t)at, count);
     if (master.data) cpu_store(&master, at, w, count);
     cpu_store(&param, at, w, count);
@@ -102,15 +102,15 @@ static void update_chunk(const void *op, int64_t first, int64_t n, struct longsu
 }
 
 void cpu_adamw_update(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v,
-                      const float *grad, int64_t n, const struct adamw *a, const struct draw *draw,
-                      struct update_measure *measured) {
+                      const void *grad, enum dtype grad_dtype, int64_t n, const struct adamw *a,
+                      const struct draw *draw, struct update_measure *measured) {
   bool stochastic = param_dtype == DTYPE_BF16 && !master;
   CPU_REQUIRE(!stochastic || draw, "a BF16 parameter without a master needs a draw");
   struct update u = {.param = {param, param_dtype, 1, n},
                      .master = {master, DTYPE_F32, 1, n},
+                     .grad = {(void *)(uintptr_t)grad, grad_dtype, 1, n}, /* read alone */
                      .m = m,
                      .v = v,
-                     .grad = grad,
                      .a = a,
                      .draw = stochastic ? draw : NULL,
                      .measured = measured != NULL};

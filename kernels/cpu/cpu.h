@@ -61,16 +61,15 @@ const char *cpu_refuse_attention(const struct device *d, const struct attention_
                                  const struct attention_shape *s);
 void cpu_quantise(struct device *d, const struct emission *out, const struct matrix *source);
 void cpu_embedding_forward(struct device *d, struct matrix *x, const struct matrix *table, const int32_t *tokens);
-void cpu_embedding_backward(struct device *d, float *d_table, const struct matrix *dx, const int32_t *tokens,
-                            int64_t vocab_size);
+void cpu_embedding_backward(struct device *d, struct matrix *d_table, const struct matrix *dx, const int32_t *tokens);
 void cpu_add_rmsnorm_forward(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
                              const struct matrix *residual, const struct matrix *delta, const struct matrix *gain,
                              float eps);
 void cpu_add_rmsnorm_forward_cast(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
                                   const struct matrix *residual, const struct matrix *delta, const struct matrix *gain,
                                   float eps);
-void cpu_add_rmsnorm_backward(struct device *d, const struct emission *out, float *d_gain, const struct matrix *dy,
-                              const struct matrix *d_above, const struct matrix *residual, const float *rstd,
+void cpu_add_rmsnorm_backward(struct device *d, const struct emission *out, struct matrix *d_gain,
+                              const struct matrix *dy, const struct matrix *d_above, const struct matrix *residual, const float *rstd,
                               const struct matrix *gain);
 void cpu_rope_forward(struct device *d, struct matrix *qkv, const struct attention_payload *payload,
                       struct quantise_counts *counts, const float *cos_sin, const struct attention_shape *s);
@@ -95,8 +94,8 @@ void cpu_contract(struct device *d, struct matrix *out, const struct operand *a,
 void cpu_cross_entropy(struct device *d, float *nll, struct matrix *d_logits, const struct matrix *logits,
                        const int32_t *targets, float grad_scale);
 void cpu_adamw_update(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v,
-                      const float *grad, int64_t n, const struct adamw *a, const struct draw *draw,
-                      struct update_measure *measured);
+                      const void *grad, enum dtype grad_dtype, int64_t n, const struct adamw *a,
+                      const struct draw *draw, struct update_measure *measured);
 void cpu_measure(struct device *d, struct measure *measured, const struct matrix *x);
 
 /* Instruction sets of the contraction.  The bits are the same in all; the name
@@ -118,6 +117,7 @@ double cpu_peak_fma(struct device *d);
 /* Scratch that each group of operations needs, all workers together. */
 int64_t cpu_contract_scratch_bytes(const struct extent *x, int threads);
 int64_t cpu_attention_scratch_bytes(const struct extent *x, int threads);
-int64_t cpu_producer_scratch_bytes(const struct extent *x, int threads); /* producers, quantise, loss, optimizer */
+int64_t cpu_producer_scratch_bytes(const struct extent *x, int threads); /* producers, quantise, embedding, loss, optimizer */
+int64_t cpu_embedding_scratch_bytes(int64_t tokens);                     /* of it, the embedding's */
 
 #endif

@@ -81,5 +81,6 @@ int64_t cpu_producer_scratch_bytes(const struct extent *x, int threads) {
   int64_t logits = whole_scratch_bytes(x->head_chunk, x->vocab_size);
   int64_t quantise = threads * round_up(cpu_emit_scratch_bytes(largest(cols, x->vocab_size)), ALIGN) +
                      largest(largest(weights, logits), whole);
-  return largest(largest(produce, quantise), LONGSUM_SCRATCH_BYTES);
+  int64_t sums = largest(cpu_embedding_scratch_bytes(x->tokens), LONGSUM_SCRATCH_BYTES);
+  return largest(largest(produce, quantise), sums);
 }

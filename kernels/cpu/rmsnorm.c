@@ -9,7 +9,8 @@
  * Backward.  With t_i = dy_i g_i and dr/dx_j = -r^3 x_j / n,
  *   dx_j = sum_i t_i d(x_i r)/dx_j = r t_j - (r^3 / n) x_j sum_i t_i x_i
  *        = r (t_j - x_j c),   c = ((sum t x / n) r) r
- * and dg_i = sum over rows of dy_i (x_i r), by the column tree.
+ * and dg_i = sum over rows of dy_i (x_i r), by the column tree; then what stands
+ * in d_gain is added and the sum rounded to its type.
  *
  * Each line of a loop below is one FP32 operation after the other as written.
  */
@@ -143,7 +144,8 @@ static void backward_row(const void *op, int64_t row, float *t, float *scratch, 
 enum { GAIN_COLUMNS = 256 };
 
 struct gain_sum {
-  float *d_gain, *partial;
+  struct matrix *d_gain;
+  float *partial;
   int64_t strips, cols;
 };
 
@@ -153,14 +155,18 @@ static void sum_gain(void *context, int64_t index, int worker) {
   int64_t first = index * GAIN_COLUMNS, left = s->cols - first, n = left < GAIN_COLUMNS ? left : GAIN_COLUMNS;
   if (s->strips == 0) return;
   cpu_reduce_strips(s->partial + first, s->strips, s->cols, n);
-  add_row(s->d_gain + first, s->partial + first, n);
+  float sum[GAIN_COLUMNS];
+  cpu_load(sum, s->d_gain, first, n);
+  add_row(sum, s->partial + first, n);
+  cpu_store(s->d_gain, first, sum, n);
 }
 
-void cpu_add_rmsnorm_backward(struct device *d, const struct emission *out, float *d_gain, const struct matrix *dy,
-                              const struct matrix *d_above, const struct matrix *residual, const float *rstd,
+void cpu_add_rmsnorm_backward(struct device *d, const struct emission *out, struct matrix *d_gain,
+                              const struct matrix *dy, const struct matrix *d_above, const struct matrix *residual, const float *rstd,
                               const struct matrix *gain) {
   struct backward b = {dy, d_above, residual, rstd};
   int64_t n = dy->cols, strips = ceil_div(dy->rows, CPU_STRIP);
+  CPU_REQUIRE(d_gain->rows * d_gain->cols == n, "d_gain does not have the rows' length");
   load_gain(d, gain, n);
   cpu_produce(d, &(struct producer){.out = out,
                                     .type = dy->dtype,
