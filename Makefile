@@ -1,6 +1,7 @@
 # fp4d: build, demo, tests.  `make help` lists the targets.
 #
-# CPU-only where nvcc is absent.  A build lives wholly under build/ (BUILD=...).
+# A build lives wholly under build/ (BUILD=...).  Where nvcc is found (NVCC=..., CUDA's
+# usual folder, PATH) it has the CUDA backends, else it is CPU-only; NVCC= asks for that.
 #   make SANITIZE=1          address and undefined-behaviour sanitizers, build/asan
 #   make SANITIZE=thread     the race detector, build/tsan (slow: not part of check)
 #   make CROSS=aarch64 unit  base and kernels for aarch64, tests under qemu-user
@@ -53,15 +54,42 @@ CFLAGS    += $(shell pkg-config --cflags $(PKGS) ompi-c 2>/dev/null | sed 's/-I\
 LDLIBS    += $(shell pkg-config --libs $(PKGS) ompi-c 2>/dev/null)
 endif
 
+# ---- CUDA: found once; sanitized and cross builds are CPU-only -------------------------
+NVCC      ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
+CUDA      := $(if $(SANITIZE)$(CROSS),,$(NVCC))
+ifneq ($(CUDA),)
+CUDA_HOME  = $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v $(CUDA))))
+ROOMS     += kernels/cuda
+# Numerics as for the CPU: no contraction, correctly rounded quotients and roots, subnormals kept.
+NVCCFLAGS  = -std=c++17 -O3 --fmad=false -prec-div=true -prec-sqrt=true -ftz=false -Xcompiler -Wall,-Wextra -Xcompiler -fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
+             -lineinfo -I. -MMD -MP
+SM90       = -gencode arch=compute_90a,code=sm_90a
+SM100      = -gencode arch=compute_100a,code=sm_100a
+CFLAGS_kernels_device = -DFP4D_CUDA
+CUDA_OBJECTS = $(patsubst %.cu,$(BUILD)/%.o,$(wildcard kernels/cuda/*.cu kernels/sm90/*.cu kernels/sm100/*.cu))
+LDLIBS    += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
+endif
+
 VERSION   := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 SOURCES    = $(filter-out trainer/main.c,$(wildcard $(addsuffix /*.c,$(ROOMS))))
-OBJECTS    = $(SOURCES:%.c=$(BUILD)/%.o)
+OBJECTS    = $(SOURCES:%.c=$(BUILD)/%.o) $(CUDA_OBJECTS)
 LIBRARY    = $(BUILD)/libfp4d.a
 PROGRAM    = $(BUILD)/fp4d
 
 # Unit tests: tests/ROOM_SUBJECT_test.c needs only the rooms up to ROOM.
 UNIT_C     = $(filter $(foreach r,$(notdir $(ROOMS)),tests/$(r)_%_test.c),$(wildcard tests/*_test.c))
-UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%)
+UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%) $(MODEL_UNITS)
+
+# Tests of the CUDA kernels, tests/cuda_SUBJECT_test.cu: the kernels' own sources compiled
+# for the host model of CUDA (kernels/cuda/model/fibers.h), which needs neither nvcc nor a GPU.
+ifeq ($(SANITIZE)$(CROSS),)
+MODEL_UNITS   = $(patsubst tests/%.cu,$(BUILD)/model/tests/%,$(wildcard tests/cuda_*_test.cu))
+MODEL_SOURCES = $(filter-out kernels/cuda/gemm.cu,$(wildcard kernels/cuda/*.cu kernels/sm90/*.cu kernels/cuda/model/*.cpp kernels/sm90/*.cpp))
+MODEL_OBJECTS = $(addprefix $(BUILD)/model/,$(addsuffix .o,$(basename $(MODEL_SOURCES))))
+endif
+CXX        = g++
+MODELFLAGS = -std=c++17 -D_GNU_SOURCE -DFP4D_CUDA_MODEL -Wall -Wextra -Wconversion -Wshadow -Werror -Wno-unknown-pragmas $(NUMERICS) -O2 -g \
+             -fsanitize=undefined -fno-sanitize-recover=undefined $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3) -I. -pthread
 
 # One rank of the worlds that tests/*_test.py launch with mpirun: tests/*_main.c.
 WORLDS     = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*_main.c))
@@ -84,7 +112,7 @@ $(LIBRARY): $(OBJECTS)
 	$(Q)$(AR) rcs $@ $^
 
 $(PROGRAM): $(BUILD)/trainer/main.o $(LIBRARY)
-	$(SAY) LD $@
+	$(SAY) "LD $@$(if $(CUDA),, without CUDA$(if $(SANITIZE),,: no nvcc was found (NVCC=PATH)))"
 	$(Q)$(CC) -o $@ $^ $(LDLIBS)
 
 # HDF5's zstd filter for h5py, h5dump and h5repack (HDF5_PLUGIN_PATH=build/plugins); never loaded by fp4d.
@@ -115,7 +143,27 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
 	$(SAY) LD $@
 	$(Q)$(CC) -o $@ $^ $(LDLIBS)
 
-.SECONDARY: $(UNITS:%=%.o) $(WORLDS:%=%.o)
+# CUDA sources: for the GPUs by nvcc, for the host model by g++.
+$(BUILD)/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(SAY) NVCC $<
+	$(Q)$(CUDA) $(NVCCFLAGS) $(if $(filter kernels/sm90/%,$<),$(SM90),$(if $(filter kernels/sm100/%,$<),$(SM100),$(SM90) $(SM100))) -c -o $@ $<
+
+$(BUILD)/model/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(SAY) CXX $< for the host model
+	$(Q)$(CXX) -x c++ $(MODELFLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/model/%.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	$(SAY) CXX $<
+	$(Q)$(CXX) $(MODELFLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/model/tests/%: $(BUILD)/model/tests/%.o $(MODEL_OBJECTS) $(LIBRARY)
+	$(SAY) LD $@
+	$(Q)$(CXX) -fsanitize=undefined -o $@ $^ $(LDLIBS)
+
+.SECONDARY: $(UNITS:%=%.o) $(WORLDS:%=%.o) $(MODEL_OBJECTS)
 units: $(UNITS)
 unit: $(UNITS) ## run the unit tests of this build
 	@LSAN_OPTIONS=suppressions=$(CURDIR)/tests/lsan.supp:print_suppressions=0 tests/run $(if $(RUNNER),--with '$(RUNNER)') $(UNITS)
@@ -163,4 +211,4 @@ check: ## every test; the last line is "N passed, N failed"
 clean: ## remove the build
 	rm -rf $(BUILD)
 
--include $(OBJECTS:.o=.d) $(UNITS:%=%.d) $(WORLDS:%=%.d) $(BUILD)/trainer/main.d
+-include $(MODEL_OBJECTS:.o=.d) $(OBJECTS:.o=.d) $(UNITS:%=%.d) $(WORLDS:%=%.d) $(BUILD)/trainer/main.d

@@ -266,6 +266,12 @@ struct kernels {
   void *(*allocate)(struct device *d, size_t bytes, struct error *e);
   void (*release)(struct device *d, void *p);
   void (*clear)(struct device *d, void *p, size_t bytes); /* zero bytes */
+  /* Host memory that copies to and from the device run fastest with (pinned); any
+   * other is allowed.  allocate_host returns NULL with *e filled. */
+  void *(*allocate_host)(struct device *d, size_t bytes, struct error *e);
+  void (*release_host)(struct device *d, void *p);
+  /* In order with the operations.  What is uploaded is read, and what is downloaded
+   * is there, at the next synchronize at the latest. */
   void (*upload)(struct device *d, void *to_device, const void *from_host, size_t bytes);
   void (*download)(struct device *d, void *to_host, const void *from_device, size_t bytes);
   bool (*synchronize)(struct device *d, struct error *e);
@@ -385,8 +391,11 @@ struct device {
   const struct kernels *k;
 };
 
-/* Opens a backend by name ("cpu"; others where built in) with `threads`
- * workers (0 = threads_available()).  NULL with *e = ERROR_DEVICE. */
+/* Opens a backend by name: "cpu" with `threads` workers (0 = threads_available());
+ * "sm90" and "sm100" where the program was built with CUDA, on the machine's first
+ * GPU.  NULL with *e = ERROR_DEVICE. */
 struct device *device_open(const char *backend, int threads, struct error *e);
+/* The same for one of several processes of a machine: GPU `local_rank` of it. */
+struct device *device_open_rank(const char *backend, int threads, int local_rank, struct error *e);
 
 #endif

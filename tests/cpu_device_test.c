@@ -5,7 +5,7 @@
 #include "tests/test.h"
 
 TEST(unknown_backends) {
-  static const char *const names[] = {"sm90", "CPU", "", "cpu "};
+  static const char *const names[] = {"sm80", "CPU", "", "cpu "};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     struct error e = {0};
     CHECK(device_open(names[i], 1, &e) == NULL);

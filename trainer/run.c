@@ -109,7 +109,7 @@ static bool open_model(struct run *run, enum run_purpose purpose, struct error *
     run->threads = threads_available() / comm_local_world(run->comm);
     if (run->threads < 1) run->threads = 1;
   }
-  run->device = device_open(run->config.run.backend, run->threads, e);
+  run->device = device_open_rank(run->config.run.backend, run->threads, comm_local_rank(run->comm), e);
   if (!run->device) return false;
 
   run->arena = arena_measure();

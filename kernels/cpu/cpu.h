@@ -23,6 +23,9 @@ struct cpu_device {
 
 static inline struct cpu_device *cpu_of(struct device *d) { return (struct cpu_device *)d; }
 
+/* Opens the device with `threads` workers (0 = threads_available()).  NULL with *e filled. */
+struct device *cpu_open(int threads, struct error *e);
+
 /* A condition that the caller guarantees; aborts with the reason if it does not hold. */
 #define CPU_REQUIRE(condition, what)                                              \
   do {                                                                            \
@@ -106,7 +109,7 @@ void cpu_measure(struct device *d, struct measure *measured, const struct matrix
  * cpu_isa_choose takes one of these names or "portable", the best one without
  * AMX; NULL = the environment's FP4D_ISA, and the best one where that is unset.
  * False with *e = ERROR_DEVICE when this processor has no such kernel.  Not
- * during a contraction.  device_open makes the NULL choice. */
+ * during a contraction.  cpu_open makes the NULL choice. */
 bool cpu_isa_choose(const char *name, struct error *e);
 const char *cpu_isa_name(void);
 

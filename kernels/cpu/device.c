@@ -87,6 +87,8 @@ static const struct kernels table = {
     .set_scratch = set_scratch,
     .allocate = allocate,
     .release = release,
+    .allocate_host = allocate,
+    .release_host = release,
     .clear = clear,
     .upload = upload,
     .download = download,
@@ -111,12 +113,7 @@ static const struct kernels table = {
     .close = close_device,
 };
 
-struct device *device_open(const char *backend, int threads, struct error *e) {
-  if (strcmp(backend, "cpu") != 0) {
-    error_set(e, ERROR_DEVICE, "backend \"%s\" is not built in", backend);
-    error_hint(e, "this build has: cpu");
-    return NULL;
-  }
+struct device *cpu_open(int threads, struct error *e) {
   if (threads < 0) {
     error_set(e, ERROR_DEVICE, "%d threads asked of the cpu backend", threads);
     error_hint(e, "give a positive number, or 0 for all processors");

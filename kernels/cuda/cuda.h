@@ -1,0 +1,141 @@
+/* The CUDA backends' own header: their device, how kernels are launched, what
+ * their files share.  `sm90` and `sm100` have one table of operations but for
+ * attention; kernels/kernels.h says what each operation does.
+ *
+ * The same sources are compiled twice: by nvcc for the GPUs, and by g++ with
+ * FP4D_CUDA_MODEL for the host model (kernels/cuda/model/fibers.h), in which
+ * `make check` runs them.  So machine instructions stand only where both have
+ * them: the built-in functions of kernels/cuda/model/device.h, and ptx.h of
+ * kernels/sm90.
+ *
+ * In a kernel: `static __global__ void name(...)`, threadIdx and its kin,
+ * __shared__ variables (no initial values), CUDA_DYNAMIC_SHARED.  Arithmetic that
+ * must give the CPU's bits comes from kernels/formats.h, elementary.h, reduce.h.
+ * Sizes and indices are int64_t: tensors have more than 2^31 elements.
+ */
+#ifndef FP4D_KERNELS_CUDA_CUDA_H
+#define FP4D_KERNELS_CUDA_CUDA_H
+
+#ifdef FP4D_CUDA_MODEL
+#include "kernels/cuda/model/runtime.h"
+#else
+#include <cuda_runtime.h>
+#endif
+
+extern "C" {
+#include "kernels/elementary.h"
+#include "kernels/kernels.h"
+}
+
+struct cuda_gemm; /* what `contract` keeps: kernels/cuda/gemm.cu */
+
+struct cuda_device {
+  struct device device; /* first */
+  int ordinal, sm_count;
+  char name[256]; /* of the GPU */
+  cudaStream_t stream;
+  char *scratch;
+  int64_t scratch_bytes;
+  struct cuda_gemm *gemm;
+  /* The first error since the last synchronisation; cudaSuccess: none. */
+  cudaError_t fault;
+  const char *fault_at;    /* the kernel that was launched, or the call */
+  const char *last_kernel; /* launched last */
+};
+
+static inline struct cuda_device *cuda_of(struct device *d) { return (struct cuda_device *)d; }
+static inline const struct cuda_device *cuda_of(const struct device *d) { return (const struct cuda_device *)d; }
+
+/* A condition that the caller guarantees; aborts with the reason if it does not hold. */
+#define CUDA_REQUIRE(condition, what)                                              \
+  do {                                                                             \
+    if (!(condition)) cuda_defect(__func__, what);                                 \
+  } while (0)
+extern "C" void cuda_defect(const char *function, const char *what) __attribute__((noreturn, cold));
+
+/* The same in a kernel, of values that only the device sees: the launch faults,
+ * and `synchronize` reports it. */
+#ifdef FP4D_CUDA_MODEL
+#define CUDA_DEVICE_REQUIRE(condition, what)                                       \
+  do {                                                                             \
+    if (!(condition)) cuda_model_fail("%s", what);                                 \
+  } while (0)
+#else
+#define CUDA_DEVICE_REQUIRE(condition, what)                                       \
+  do {                                                                             \
+    if (!(condition)) __trap();                                                    \
+  } while (0)
+#endif
+
+/* Keeps an error of an asynchronous call for `synchronize`; `what` lives as long
+ * as the program.  The first one stays. */
+static inline void cuda_keep_fault(struct cuda_device *d, cudaError_t code, const char *what) {
+  if (code == cudaSuccess || d->fault != cudaSuccess) return;
+  d->fault = code;
+  d->fault_at = what;
+}
+
+/* ---- launching ------------------------------------------------------------ */
+/* On d->stream; arguments are converted to the parameters' types.  A template's
+ * instance stands in parentheses: CUDA_LAUNCH(d, (copy<float, 4>), grid, ...).
+ * More than 48 KiB of dynamic shared memory needs nothing else. */
+#define CUDA_LAUNCH(d, kernel, grid, block, ...) /* dynamic_shared_bytes, arguments */ \
+  cuda_launch(d, #kernel, kernel, grid, block, __VA_ARGS__)
+
+template <class... Parameters, class... Arguments>
+static inline void cuda_launch(struct cuda_device *d, const char *name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                               size_t dynamic_shared_bytes, Arguments... arguments) {
+  static_assert(sizeof...(Parameters) == sizeof...(Arguments), "a kernel's arguments");
+  d->last_kernel = name;
+#ifdef FP4D_CUDA_MODEL
+  auto run = [=] { kernel(static_cast<Parameters>(arguments)...); };
+  cuda_model_launch(name, grid, block, dynamic_shared_bytes, [](void *r) { (*static_cast<decltype(run) *>(r))(); }, &run);
+#else
+  if (dynamic_shared_bytes > 48 * 1024)
+    cuda_keep_fault(d, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(dynamic_shared_bytes)), name);
+  kernel<<<grid, block, dynamic_shared_bytes, d->stream>>>(static_cast<Parameters>(arguments)...);
+  cuda_keep_fault(d, cudaGetLastError(), name);
+#endif
+}
+
+/* A number of blocks as a grid's x; what has more is a defect. */
+static inline unsigned cuda_grid(int64_t blocks) {
+  CUDA_REQUIRE(blocks > 0 && blocks <= 0x7FFFFFFF, "a launch of no blocks, or of too many");
+  return static_cast<unsigned>(blocks);
+}
+
+/* A kernel's dynamic shared memory, aligned to 1024 bytes. */
+#ifdef FP4D_CUDA_MODEL
+#define CUDA_DYNAMIC_SHARED(type, name) type *const name = reinterpret_cast<type *>(cuda_model_dynamic_shared())
+#else
+extern __shared__ __align__(1024) unsigned char cuda_dynamic_shared[];
+#define CUDA_DYNAMIC_SHARED(type, name) type *const name = reinterpret_cast<type *>(cuda_dynamic_shared)
+#endif
+
+/* ---- opening: device.cu --------------------------------------------------- */
+extern "C" {
+/* The GPU `ordinal` as backend "sm90" or "sm100".  NULL with *e = ERROR_DEVICE. */
+struct device *cuda_open(const char *backend, int ordinal, struct error *e);
+
+#ifdef FP4D_CUDA_MODEL
+/* The host model's device: the whole table over host memory; `contract` is the
+ * CPU's.  It opens where cuda_open would refuse a backend that lacks operations. */
+struct device *cuda_model_open(const char *backend, struct error *e);
+#endif
+
+/* ---- the operations: kernels.h says what each does ----------------------- */
+const char *cuda_refuse_encoding(const struct device *d, const struct encoding *e, enum view view);
+const char *cuda_refuse_attention(const struct device *d, const struct attention_formats *f, enum attention_part part,
+                                  const struct attention_shape *s);
+void cuda_embedding_forward(struct device *d, struct matrix *x, const struct matrix *table, const int32_t *tokens);
+
+/* contract keeps a library's handle and its choices of algorithms. */
+bool cuda_contract_open(struct cuda_device *d, struct error *e);
+void cuda_contract_close(struct cuda_device *d);
+void cuda_contract_describe(const struct cuda_device *d, char *text, int size);
+int64_t cuda_contract_scratch_bytes(const struct cuda_device *d, const struct extent *x);
+void cuda_contract(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b,
+                   const struct matrix *add);
+}
+
+#endif

@@ -1,0 +1,36 @@
+/* In the host model `contract` is the CPU's: cuBLASLt is not modelled. */
+#include "kernels/cuda/cuda.h"
+
+#include <stdio.h>
+
+struct cuda_gemm {
+  struct device *cpu;
+};
+
+bool cuda_contract_open(struct cuda_device *d, struct error *e) {
+  struct device *cpu = device_open("cpu", 1, e);
+  if (!cpu) return false;
+  d->gemm = new cuda_gemm{cpu};
+  return true;
+}
+
+void cuda_contract_close(struct cuda_device *d) {
+  if (!d->gemm) return;
+  d->gemm->cpu->k->close(d->gemm->cpu);
+  delete d->gemm;
+}
+
+void cuda_contract_describe(const struct cuda_device *, char *text, int size) {
+  snprintf(text, static_cast<size_t>(size), "the CPU backend");
+}
+
+int64_t cuda_contract_scratch_bytes(const struct cuda_device *d, const struct extent *x) {
+  return d->gemm->cpu->k->scratch_bytes(d->gemm->cpu, x);
+}
+
+void cuda_contract(struct device *dd, struct matrix *out, const struct operand *a, const struct operand *b, const struct matrix *add) {
+  struct cuda_device *d = cuda_of(dd);
+  struct device *cpu = d->gemm->cpu;
+  cpu->k->set_scratch(cpu, d->scratch, d->scratch_bytes);
+  cpu->k->contract(cpu, out, a, b, add);
+}

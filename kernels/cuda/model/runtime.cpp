@@ -1,0 +1,134 @@
+#include "kernels/cuda/model/runtime.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct cuda_model_machine cuda_model_machine = {1, 9, 0, 4, 13000, (size_t)4 << 30, cudaSuccess};
+
+namespace {
+
+/* Before each allocation: one page that says how large it is. */
+struct head {
+  size_t asked, mapped;
+};
+enum { PAGE = 4096, SLACK = 0xFF };
+size_t in_use;
+
+size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+const char *cudaGetErrorName(cudaError_t e) {
+  switch (e) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
+    case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+  }
+  return "unknown";
+}
+
+const char *cudaGetErrorString(cudaError_t e) {
+  switch (e) {
+    case cudaSuccess: return "no error";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+  }
+  return "unknown";
+}
+
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+cudaError_t cudaGetDeviceCount(int *count) {
+  *count = cuda_model_machine.devices;
+  if (cuda_model_machine.driver < 13000) return cudaErrorInsufficientDriver;
+  return *count ? cudaSuccess : cudaErrorNoDevice;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int ordinal) {
+  snprintf(p->name, sizeof p->name, "host model %d", ordinal);
+  p->major = cuda_model_machine.major;
+  p->minor = cuda_model_machine.minor;
+  p->multiProcessorCount = cuda_model_machine.sm_count;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+
+cudaError_t cudaDriverGetVersion(int *version) {
+  *version = cuda_model_machine.driver;
+  return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version) {
+  *version = 13000;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+  *stream = NULL;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cuda_model_machine.fault; }
+
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+  *total = cuda_model_machine.memory;
+  *available = cuda_model_machine.memory - in_use;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **p, size_t bytes) {
+  *p = NULL;
+  if (!bytes) return cudaSuccess;
+  if (bytes > cuda_model_machine.memory - in_use) return cudaErrorMemoryAllocation;
+  const size_t inner = (rounded(bytes) + PAGE - 1) / PAGE * PAGE, mapped = inner + 2 * PAGE;
+  void *area = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (area == MAP_FAILED) return cudaErrorMemoryAllocation;
+  char *end = static_cast<char *>(area) + PAGE + inner, *begin = end - rounded(bytes);
+  mprotect(end, PAGE, PROT_NONE);
+  memset(static_cast<char *>(area) + PAGE, SLACK, inner);
+  *static_cast<head *>(area) = head{bytes, mapped};
+  mprotect(area, PAGE, PROT_READ);
+  in_use += bytes;
+  *p = begin;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *p) {
+  if (!p) return cudaSuccess;
+  char *begin = static_cast<char *>(p);
+  char *area = begin - (uintptr_t)begin % PAGE - PAGE;
+  const head h = *reinterpret_cast<head *>(area);
+  for (const char *c = area + PAGE; c < area + h.mapped - PAGE; c++)
+    if ((c < begin || c >= begin + h.asked) && *c != (char)SLACK)
+      cuda_model_fail("an allocation of %zu bytes was written outside, at byte %td", h.asked, c - begin);
+  in_use -= h.asked;
+  munmap(area, h.mapped);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) {
+  *p = aligned_alloc(256, rounded(bytes ? bytes : 1));
+  return *p ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaFreeHost(void *p) {
+  free(p);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t) {
+  memset(p, value, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  memcpy(to, from, bytes);
+  return cudaSuccess;
+}

@@ -1,0 +1,26 @@
+/* Backends by name.  The only file of kernels/ that knows which ones were built. */
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+struct device *cpu_open(int threads, struct error *e);
+#ifdef FP4D_CUDA
+struct device *cuda_open(const char *backend, int ordinal, struct error *e);
+#endif
+
+struct device *device_open_rank(const char *backend, int threads, int local_rank, struct error *e) {
+  if (strcmp(backend, "cpu") == 0) return cpu_open(threads, e);
+  const bool cuda = strcmp(backend, "sm90") == 0 || strcmp(backend, "sm100") == 0;
+#ifdef FP4D_CUDA
+  if (cuda) return cuda_open(backend, local_rank, e);
+  error_set(e, ERROR_DEVICE, "backend \"%s\" is not built in", backend);
+  error_hint(e, "this build has: cpu, sm90, sm100");
+#else
+  (void)local_rank;
+  error_set(e, ERROR_DEVICE, "backend \"%s\" is not built in%s", backend, cuda ? ": this program was built without CUDA" : "");
+  error_hint(e, cuda ? "build it where nvcc is installed (make NVCC=...), or set run.backend to cpu" : "this build has: cpu");
+#endif
+  return NULL;
+}
+
+struct device *device_open(const char *backend, int threads, struct error *e) { return device_open_rank(backend, threads, 0, e); }
