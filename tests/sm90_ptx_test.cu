@@ -295,6 +295,49 @@ TEST(copies_and_edges) {
   check_box(3, 0, -3, -1);
 }
 
+/* Two contiguous pieces on one barrier, the second at 16 bytes off the first's end. */
+__global__ void copy_bytes(const int *from, int *seen, int n) {
+  CUDA_DYNAMIC_SHARED(int, shared);
+  uint64_t *barrier = (uint64_t *)(shared + 2 * n + 4);
+  if (threadIdx.x == 0) {
+    sm90_barrier_init(barrier, 1);
+    sm90_barrier_init_fence();
+    sm90_barrier_expect(barrier, (uint32_t)n * 8);
+    sm90_bulk_load(shared, from + n, barrier, (uint32_t)n * 4);
+    sm90_bulk_load(shared + n + 4, from, barrier, (uint32_t)n * 4);
+  }
+  __syncthreads();
+  sm90_barrier_wait(barrier, 0);
+  for (int i = (int)threadIdx.x; i < n; i += 32) {
+    seen[i] = shared[i];
+    seen[n + i] = shared[n + 4 + i];
+  }
+}
+
+TEST(copies_of_bytes) {
+  for (int n : {4, 16, 128, 1028}) {
+    std::vector<int> numbers((size_t)n * 2);
+    for (int i = 0; i < 2 * n; i++) numbers[(size_t)i] = i * 7 - 3;
+    device_array<int> from(numbers), seen(2 * n);
+    CUDA_LAUNCH(sm90_device(), copy_bytes, 1, 32, (size_t)(2 * n + 4) * 4 + 8, from.data(), seen.data(), n);
+    const std::vector<int> got = seen.read();
+    for (int i = 0; i < 2 * n; i++) CHECK_EQ_I64(got[(size_t)i], numbers[(size_t)((i + n) % (2 * n))]);
+  }
+}
+
+/* ---- rounding ------------------------------------------------------------------ */
+__global__ void round_pairs(const float *x, uint32_t *pair) { pair[threadIdx.x] = sm90_bf16_pair(x[2 * threadIdx.x], x[2 * threadIdx.x + 1]); }
+
+TEST(pairs_in_bf16) {
+  const std::vector<float> x = {1.0f,      -2.5f,        0x1.01p0f, 0x1.03p0f,  0x1.010002p0f, -0x1.01p0f, 0.0f,   -0.0f,
+                                0x1p-133f, 0x1.fep-127f, INFINITY,  -INFINITY, 0x1.fffp127f,  0x1p-149f,  3e-39f, 1e30f};
+  device_array<float> from(x);
+  device_array<uint32_t> to(8);
+  CUDA_LAUNCH(sm90_device(), round_pairs, 1, 8, 0, from.data(), to.data());
+  const std::vector<uint32_t> got = to.read();
+  for (size_t i = 0; i < x.size(); i++) CHECK_EQ_I64(got[i / 2] >> 16 * (i % 2) & 0xFFFF, bf16_encode(x[i]));
+}
+
 /* ---- barriers ---------------------------------------------------------------- */
 enum { STAGES = 3, TURNS = 40 };
 
@@ -465,6 +508,8 @@ int main() {
   RUN(product_n256);
   RUN(accumulators_as_operand);
   RUN(copies_and_edges);
+  RUN(copies_of_bytes);
+  RUN(pairs_in_bf16);
   RUN(ring_and_turns);
   RUN(exp2_approximate);
 #ifdef FP4D_CUDA_MODEL

@@ -55,6 +55,8 @@ struct copy {
   int at[3];
   uint64_t *barrier; /* NULL: a store */
   int thread, group; /* of a store */
+  const char *from;  /* contiguous bytes that are loaded; NULL: a box of the map */
+  uint32_t bytes;    /* of them */
 };
 std::vector<copy> copies;
 int store_group[CUDA_MODEL_BLOCK_MAX];
@@ -63,6 +65,11 @@ int64_t box_bytes(const CUtensorMap *map) { return (int64_t)map->box[0] * map->b
 
 /* A box is rows of box[0] elements, one after the other. */
 void move(const copy *c) {
+  if (c->from) {
+    memcpy(published_at(c->address, c->bytes), c->from, c->bytes);
+    memcpy(cuda_model_shared_pointer(c->address, c->bytes), c->from, c->bytes);
+    return;
+  }
   const CUtensorMap *m = &c->map;
   const int row_bytes = m->box[0] * 2, rows = m->box[1] * m->box[2];
   for (int r = 0; r < rows; r++) {
@@ -91,12 +98,12 @@ void complete(size_t i) {
   move(&c);
   if (!c.barrier) return;
   barrier *b = barrier_of(c.barrier);
-  b->bytes -= box_bytes(&c.map);
+  b->bytes -= c.from ? c.bytes : box_bytes(&c.map);
   end_phase(b);
 }
 
 copy copy_new(const CUtensorMap *map, const void *shared, int rank, int x, int y, int z) {
-  copy c = {*map, cuda_model_shared_address(shared), {x, y, z}, nullptr, cuda_model_thread(), 0};
+  copy c = {*map, cuda_model_shared_address(shared), {x, y, z}, nullptr, cuda_model_thread(), 0, nullptr, 0};
   if (map->rank != rank) cuda_model_fail("TMA of %d dimensions with a map of %d", rank, map->rank);
   if (c.address % 1024) cuda_model_fail("TMA at shared address %u: the 128-byte swizzle wants a multiple of 1024", c.address);
   published_at(c.address, (size_t)box_bytes(map));
@@ -188,11 +195,26 @@ void sm90_barrier_wait(uint64_t *p, uint32_t parity, const char *file, int line)
 }
 
 /* ---- TMA ----------------------------------------------------------------------- */
+static void load_on(copy *c, uint64_t *b) {
+  c->barrier = b;
+  if (!barrier_of(b)->fenced) cuda_model_fail("TMA on an mbarrier without sm90_barrier_init_fence()");
+  copies.push_back(*c);
+}
+
 void sm90_model_load(void *to, const CUtensorMap *map, uint64_t *b, int rank, int x, int y, int z) {
   copy c = copy_new(map, to, rank, x, y, z);
-  c.barrier = b;
-  if (!barrier_of(b)->fenced) cuda_model_fail("TMA on an mbarrier without sm90_barrier_init_fence()");
-  copies.push_back(c);
+  load_on(&c, b);
+}
+
+void sm90_bulk_load(void *to, const void *from, uint64_t *b, uint32_t bytes) {
+  copy c = {};
+  c.address = cuda_model_shared_address(to);
+  c.from = static_cast<const char *>(from);
+  c.bytes = bytes;
+  if (c.address % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(from) % 16)
+    cuda_model_fail("a bulk load of %u bytes from %p to shared address %u: multiples of 16", bytes, from, c.address);
+  published_at(c.address, bytes);
+  load_on(&c, b);
 }
 
 void sm90_model_store(const CUtensorMap *map, const void *from, int rank, int x, int y, int z) {

@@ -20,6 +20,8 @@
 
 #include <stdint.h>
 
+#include "kernels/formats.h"
+
 #define SM90_DEVICE static inline
 /* Where a thread waits, for the report of a deadlock. */
 #define SM90_MODEL_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
@@ -44,6 +46,7 @@ void sm90_barrier_wait(uint64_t *b, uint32_t parity, SM90_MODEL_HERE);
 void sm90_model_load(void *to, const CUtensorMap *map, uint64_t *b, int rank, int x, int y, int z);
 void sm90_model_store(const CUtensorMap *map, const void *from, int rank, int x, int y, int z);
 void sm90_model_bulk_wait(int newest);
+void sm90_bulk_load(void *to, const void *from, uint64_t *b, uint32_t bytes);
 void sm90_bulk_commit();
 
 SM90_DEVICE void sm90_tma_load_2d(void *to, const CUtensorMap *map, uint64_t *b, int x, int y) {
@@ -95,6 +98,7 @@ template <int R> SM90_DEVICE void sm90_registers_more() { sm90_model_registers(R
 template <int R> SM90_DEVICE void sm90_registers_fewer() { sm90_model_registers(R); }
 void sm90_named_barrier_sync(int id, int threads, SM90_MODEL_HERE);
 void sm90_named_barrier_arrive(int id, int threads, SM90_MODEL_HERE);
+SM90_DEVICE uint32_t sm90_bf16_pair(float low, float high) { return (uint32_t)bf16_encode(low) | (uint32_t)bf16_encode(high) << 16; }
 float sm90_exp2(float x);
 
 #endif

@@ -24,6 +24,7 @@
  *   sm90_tma_load_2d(to, map, b, x, y)        elements outside the tensor are zero; counts the whole box's
  *   sm90_tma_load_3d(to, map, b, x, y, z)     bytes on b.  x counts elements of the contiguous dimension
  *   sm90_tma_store_2d(map, from, x, y), _3d   elements outside are not written
+ *   sm90_bulk_load(to, from, b, bytes)        contiguous bytes of global memory, without a map; all multiples of 16
  *   sm90_bulk_commit()                        closes this thread's group of stores
  *   sm90_bulk_wait_read<N>()                  all but its N newest groups have read their shared memory
  *   sm90_bulk_wait<N>()                       … and have written
@@ -56,6 +57,7 @@
  * Others
  *   sm90_registers_more<R>(), sm90_registers_fewer<R>()   registers a thread from here on; a whole warpgroup
  *   sm90_named_barrier_sync(id, n), _arrive(id, n)        hardware barrier 1..15 of n threads, whole warps
+ *   sm90_bf16_pair(low, high)     both rounded to nearest even, in the halves of a register
  *   sm90_exp2(x)                  2^x, relative error within 2^-22; subnormal arguments and results are zero
  */
 #ifndef FP4D_KERNELS_SM90_PTX_H

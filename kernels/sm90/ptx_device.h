@@ -48,6 +48,10 @@ SM90_DEVICE void sm90_tma_store_3d(const CUtensorMap *map, const void *from, int
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
                ::"l"(map), "r"(sm90_shared(from)), "r"(x), "r"(y), "r"(z) : "memory");
 }
+SM90_DEVICE void sm90_bulk_load(void *to, const void *from, uint64_t *b, uint32_t bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(sm90_shared(to)), "l"(from), "r"(bytes), "r"(sm90_shared(b)) : "memory");
+}
 SM90_DEVICE void sm90_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N> SM90_DEVICE void sm90_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
 template <int N> SM90_DEVICE void sm90_bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
@@ -60,6 +64,11 @@ SM90_DEVICE void sm90_named_barrier_sync(int id, int threads) {
 }
 SM90_DEVICE void sm90_named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+SM90_DEVICE uint32_t sm90_bf16_pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
 }
 SM90_DEVICE float sm90_exp2(float x) {
   float y;
