@@ -16,12 +16,16 @@
 
 #define SMALL_BYTES ((int64_t)256 << 10) /* all ranks' data together: one message, everybody adds */
 
-bool comm_mpi_failed(struct comm *c, int result, const char *what, struct error *e) {
+bool comm_mpi_error(int result, const char *what, struct error *e) {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   if (MPI_Error_string(result, text, &length) != MPI_SUCCESS) snprintf(text, sizeof text, "MPI error %d", result);
-  c->broken = true;
   return error_set(e, ERROR_COMMUNICATION, "%s failed: %s", what, text);
+}
+
+bool comm_mpi_failed(struct comm *c, int result, const char *what, struct error *e) {
+  c->broken = true;
+  return comm_mpi_error(result, what, e);
 }
 
 /* into[i] = into[i] OP from[i]. */

@@ -3,7 +3,8 @@
  * Three threads may look at a `struct comm`: the caller's (collectives), the
  * heartbeat thread (sends and receives beats over MPI) and the watch thread
  * (compares clocks, never calls MPI, so nothing can hold it up).  What they
- * share lies in `struct watch`, under its lock.
+ * share lies in `struct watch`, under its lock.  A fourth moves exchanges
+ * (transport_mpi.c); it has a communicator of its own and shares nothing of this.
  */
 #ifndef FP4D_COMM_INTERNAL_H
 #define FP4D_COMM_INTERNAL_H
@@ -67,11 +68,14 @@ struct comm {
   char *buffer;      /* buffer_bytes, for collectives */
   int64_t buffer_bytes;
   int *counts, *places, *receive_counts, *receive_places; /* world each */
-  atomic_bool waiting; /* the caller's thread is inside a collective */
+  atomic_bool waiting; /* the caller's thread is inside a collective or waits for an exchange */
+  struct exchange *exchange; /* exchange.c's; NULL: not opened */
   struct watch watch;
 };
 
-/* An MPI result as an error: "WHAT failed: MPI's words". Marks the world broken. */
+/* An MPI result as an error: "WHAT failed: MPI's words". */
+bool comm_mpi_error(int result, const char *what, struct error *e);
+/* The same, in the caller's thread; marks the world broken. */
 bool comm_mpi_failed(struct comm *c, int result, const char *what, struct error *e);
 
 /* The heartbeat thread's body (heartbeat.c); `argument` is the struct comm. */
@@ -88,6 +92,9 @@ bool comm_watch_prepare(struct comm *c, struct error *e);
 void comm_watch_end_heartbeats(struct comm *c);
 void comm_watch_end(struct comm *c);
 void comm_watch_discard(struct comm *c);
+
+/* A thread that leaves every signal to the caller's thread.  Its name is for the error. */
+bool comm_start_thread(pthread_t *thread, void *(*body)(void *), void *argument, const char *name, struct error *e);
 
 /* Whether MPI_Abort may be called: set by comm_open, cleared before MPI_Finalize. */
 extern atomic_bool comm_mpi_live;

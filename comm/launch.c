@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "comm/exchange.h"
 #include "comm/internal.h"
 
 /* Any of these in the environment: an MPI launcher started this process. */
@@ -247,6 +248,7 @@ void comm_close(struct comm *c) {
   struct error e;
   if (c->broken) comm_abort(c, ERROR_COMMUNICATION);
   comm_enter(c, COMM_FINISH, "close", c->watch.update);
+  comm_exchange_close(c);
   if (!comm_barrier(c, &e)) {
     log_failure(&e);
     comm_abort(c, ERROR_COMMUNICATION);

@@ -283,15 +283,14 @@ void comm_watch_discard(struct comm *c) {
   pthread_mutex_destroy(&c->watch.lock);
 }
 
-/* A thread that leaves every signal to the caller's thread. */
-static bool start_thread(pthread_t *thread, void *(*body)(void *), struct comm *c, struct error *e) {
+bool comm_start_thread(pthread_t *thread, void *(*body)(void *), void *argument, const char *name, struct error *e) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  int result = pthread_create(thread, NULL, body, c);
+  int result = pthread_create(thread, NULL, body, argument);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (result == 0) return true;
-  return error_set(e, ERROR_SYSTEM, "the watchdog's thread cannot be made: %s", strerror(result));
+  return error_set(e, ERROR_SYSTEM, "the %s cannot be made: %s", name, strerror(result));
 }
 
 bool comm_watch(struct comm *c, const struct comm_limits *limits, struct error *e) {
@@ -311,14 +310,14 @@ bool comm_watch(struct comm *c, const struct comm_limits *limits, struct error *
   pthread_mutex_unlock(&w->lock);
   if (started) return true;
 
-  if (!start_thread(&w->watch_thread, watch_run, c, e)) {
+  if (!comm_start_thread(&w->watch_thread, watch_run, c, "watchdog's thread", e)) {
     w->started = false;
     return false;
   }
   if (w->n_peers == 0) return true;
   pthread_mutex_lock(&w->lock);
   w->heartbeat_alive = now;
-  bool good = start_thread(&w->heartbeat_thread, comm_heartbeat_run, c, e);
+  bool good = comm_start_thread(&w->heartbeat_thread, comm_heartbeat_run, c, "watchdog's thread", e);
   w->heartbeats = good;
   pthread_mutex_unlock(&w->lock);
   return good;

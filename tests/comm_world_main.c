@@ -3,35 +3,16 @@
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/comm.h"
 #include "kernels/formats.h"
+#include "tests/comm_rig.h"
 #include "tests/test.h"
 
 static const struct comm_limits quick = {.start_s = 60, .update_s = 60, .save_s = 60, .heartbeat_s = 2.5};
-
-static void sleep_s(double seconds) {
-  struct timespec left = {.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - floor(seconds)) * 1e9)};
-  while (nanosleep(&left, &left) != 0) {
-  }
-}
-
-/* Element i of rank r, of very different sizes so that the order of a sum shows. */
-static uint64_t bits_of(int rank, int64_t i) {
-  uint64_t z = (uint64_t)i * 0x9E3779B97F4A7C15u + (uint64_t)(rank + 1) * 0xD1B54A32D192ED03u;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
-static double value_of(int rank, int64_t i) {
-  uint64_t z = bits_of(rank, i);
-  double mantissa = (double)(int64_t)(z >> 11) / 0x1p52 - 1;
-  return ldexp(mantissa, (int)(z & 31) - 16);
-}
 
 static const int64_t sizes[] = {0, 1, 3, 17, 1000, 65537, (1 << 20) - 1, (1 << 20) + 1, 3 * (1 << 20) + 4099};
 #define N_SIZES (int)(sizeof sizes / sizeof *sizes)

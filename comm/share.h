@@ -1,0 +1,20 @@
+/* Who owns what of a tensor: contiguous rows for each rank.
+ *
+ * A rank keeps the optimizer's state of its rows, sums their gradients and
+ * writes them into checkpoints. */
+#ifndef FP4D_COMM_SHARE_H
+#define FP4D_COMM_SHARE_H
+
+#include <stdint.h>
+
+/* The first row of `rank` in a tensor [rows, cols] that `world` ranks share; of rank
+ * `world`: rows.  Its rows end where the next rank's begin, and may be none.  Where
+ * cols is no multiple of 8 they begin at multiples of 8 rows, so that every share
+ * begins at a multiple of 8 elements: 16 bytes of BF16, one draw of AdamW's. */
+static inline int64_t share_row(int64_t rows, int64_t cols, int rank, int world) {
+  if (rank == world) return rows;
+  const int64_t row = rows / world * rank + rows % world * rank / world; /* rows * rank / world, without overflow */
+  return cols % 8 == 0 ? row : row / 8 * 8;
+}
+
+#endif
