@@ -250,6 +250,25 @@ TEST(recomputation_needs_less) {
   CHECK(used[RECOMPUTE_NONE] - used[RECOMPUTE_ALL] > ((size_t)25 << 30));
 }
 
+TEST(bf16_gradients_need_half) {
+  struct model_config c;
+  struct error e;
+  struct route r;
+  model_preset("llama3-8b", &c);
+  route_named("bf16", (int)c.n_layers, &r, &e);
+  struct model_shape s = shape_of(RECOMPUTE_ALL, true);
+  struct arena wide = arena_measure(), narrow = arena_measure();
+  struct model *m = model_create(&device, &wide, &c, &r, &s, &e);
+  CHECK(m && model_gradient_dtype(m) == DTYPE_F32);
+  model_destroy(m);
+  s.gradient_dtype = DTYPE_BF16;
+  m = model_create(&device, &narrow, &c, &r, &s, &e);
+  CHECK(m && model_gradient_dtype(m) == DTYPE_BF16);
+  model_destroy(m);
+  CHECK_EQ_I64(narrow.by_category[ARENA_GRADIENTS], 8030261248 * 2);
+  CHECK_EQ_I64(wide.used - narrow.used, 8030261248 * 2);
+}
+
 TEST(refused_shapes) {
   struct model_config c;
   struct error e;
@@ -268,7 +287,10 @@ TEST(refused_shapes) {
   CHECK(!model_create(&device, &a, &c, &bf16, &s, &e));
   s = shape_of(RECOMPUTE_NONE, true);
   CHECK(!model_create(&device, &a, &c, &fp32, &s, &e));
-  CHECK(strstr(e.message, "fp32 parameters"));
+  CHECK(strstr(e.message, "fp32 parameters") && !strstr(e.message, "gradient_dtype"));
+  s = (struct model_shape){.batch = 1, .seq_len = 32, .param_dtype = DTYPE_F32, .gradient_dtype = DTYPE_BF16, .training = true};
+  CHECK(!model_create(&device, &a, &c, &fp32, &s, &e));
+  CHECK(strstr(e.message, "gradient_dtype bf16: route fp32 computes in fp32 and needs fp32 gradients"));
   c.hidden_size = 0;
   CHECK(!model_create(&device, &a, &c, &bf16, &s, &e));
   CHECK_EQ_I64(a.used, 0);
@@ -277,6 +299,7 @@ TEST(refused_shapes) {
 int main(void) {
   RUN(measured_is_real);
   RUN(recomputation_needs_less);
+  RUN(bf16_gradients_need_half);
   RUN(refused_shapes);
   return test_report();
 }

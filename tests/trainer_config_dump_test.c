@@ -46,6 +46,7 @@ TEST(round_trip) {
     SET("train.updates=%" PRId64, updates);
     SET("train.recompute=%s", draw(2) ? "every-nth" : "all");
     SET("train.param_dtype=%s", draw(2) ? "bf16" : "fp32");
+    SET("train.gradient_dtype=%s", draw(2) ? "bf16" : "fp32");
     if (draw(2)) SET("train.overfit_one_batch=true");
     SET("run.seed=%" PRIu64, draw(1u << 31) << 32 | draw(1u << 31));
     SET("run.folder=%s", texts[draw(10)]);

@@ -18,6 +18,7 @@ TEST(defaults) {
   CHECK_EQ_I64(config.model.shape.hidden_size, 64);
   CHECK(config.train.master);
   CHECK_EQ_I64(config.train.param_dtype, DTYPE_BF16);
+  CHECK_EQ_I64(config.train.gradient_dtype, DTYPE_F32);
   CHECK(config.optimizer.lr == 3e-4);
   CHECK_EQ_I64(config.divergence.nonfinite, DIVERGENCE_HALT);
 }
@@ -318,6 +319,7 @@ static const struct {
     {"train: {updates: {a: 1}}\n", "3:18: train.updates: a single value is wanted, not a mapping"},
     {"train: {master: yes}\n", "3:17: train.master: 'yes' is not accepted; write true"},
     {"train: {master: Off}\n", "3:17: train.master: 'Off' is not accepted; write false"},
+    {"train: {gradient_dtype: fp16}\n", "3:25: train.gradient_dtype: 'fp16' is not one of: bf16, fp32"},
     {"train: {master: 2}\n", "3:17: train.master: '2' is neither true nor false"},
     {"train: {recompute: every_nth}\n", "3:20: train.recompute: 'every_nth' is not one of: none, every-nth, all; did you mean every-nth?"},
     {"log: {level: loud}\n", "3:14: log.level: 'loud' is not one of: error, warning, info, debug"},

@@ -67,8 +67,9 @@ def test_nan_halts():
 
 
 def test_nan_halts_alone():
-    place.train("nan-alone", {**EVERY, "fault": "nan@3"}).expect(DIVERGED, r"update 3: 1 non-finite gradient elements, first in layers\.")
-    goes_on_as_if_nothing("nan-alone", EVERY, 0, 12, 2)
+    for name, settings in (("nan-alone", EVERY), ("nan-bf16", {**EVERY, "train.gradient_dtype": "bf16"})):
+        place.train(name, {**settings, "fault": "nan@3"}).expect(DIVERGED, r"update 3: 1 non-finite gradient elements, first in layers\.")
+        goes_on_as_if_nothing(name, settings, 0, 12, 2)
 
 
 def unchanged_by(name, update):

@@ -19,6 +19,7 @@ static void tiny(const char *route) {
   config.train.seq_len = 32;
   config.train.updates = 5;
   config.train.param_dtype = DTYPE_BF16;
+  config.train.gradient_dtype = DTYPE_F32;
   config.train.master = true;
 }
 
@@ -60,6 +61,9 @@ TEST(one_gpu) {
   config.train.master = false;
   CHECK(plan_time(&config, &slow, 1, &t));
   CHECK_CLOSE(t.optimizer, parameters * (4 + 4 * 4 + 2) / 1e9, 1e-12);
+  config.train.gradient_dtype = DTYPE_BF16;
+  CHECK(plan_time(&config, &slow, 1, &t));
+  CHECK_CLOSE(t.optimizer, parameters * (2 + 4 * 4 + 2) / 1e9, 1e-12);
 }
 
 TEST(formats) {
@@ -125,6 +129,10 @@ TEST(several_gpus) {
   CHECK(plan_time(&config, &slow, 3, &t)); /* 2 passes each */
   CHECK_CLOSE(t.linears, one.linears / 3, 1e-12);
   CHECK_CLOSE(t.reduce, 2 * 2.0 / 3 * bytes / 0.5e9, 1e-12);
+  config.train.gradient_dtype = DTYPE_BF16;
+  CHECK(plan_time(&config, &slow, 3, &t));
+  CHECK_CLOSE(t.reduce, 2.0 / 3 * bytes / 0.5e9, 1e-12);
+  config.train.gradient_dtype = DTYPE_F32;
   const double compute = t.linears + t.attention + t.head, hides = compute * 2 / 3 / 2;
   const double exposed = t.reduce > hides ? t.reduce - hides : 0;
   CHECK_CLOSE(t.total, compute + exposed + t.optimizer, 1e-12);

@@ -20,7 +20,8 @@ ROUTES = {"fp32": {"route": "fp32", "train.param_dtype": "fp32"},
           "attention-fp8": {"route": "attention-fp8-proj-nvfp4"},
           "attention-mxfp4": {"route": "attention-mxfp4-proj-e4m3"},
           "mxfp4-no-master": {"route": "mxfp4-row-sr", "train.master": False},
-          "bf16-no-master": {"route": "bf16", "train.master": False}}
+          "bf16-no-master": {"route": "bf16", "train.master": False},
+          "bf16-gradients": {"route": "mxfp4-row-sr", "train.gradient_dtype": "bf16"}}
 
 place = Place()
 whole_runs = {}
@@ -68,10 +69,12 @@ def test_resume_bf16(): resumed("bf16", 0)
 def test_resume_mxfp4(): resumed("mxfp4", 0)
 def test_resume_bf16_no_master(): resumed("bf16-no-master", 0)
 def test_resume_mxfp4_no_master(): resumed("mxfp4-no-master", 0)
+def test_resume_bf16_gradients(): resumed("bf16-gradients", 0)
 def test_resume_fp32_2(): resumed("fp32", 2)
 def test_resume_bf16_2(): resumed("bf16", 2)
 def test_resume_mxfp4_2(): resumed("mxfp4", 2)
 def test_resume_mxfp4_no_master_2(): resumed("mxfp4-no-master", 2)
+def test_resume_bf16_gradients_2(): resumed("bf16-gradients", 2)
 def test_resume_attention_fp8_2(): resumed("attention-fp8", 2)
 def test_resume_attention_mxfp4_2(): resumed("attention-mxfp4", 2)
 
@@ -194,8 +197,28 @@ def test_worlds():
         check(all(r[key] == first[0][key] for r in first), f"attention-mxfp4: {key} of all ranks", str([r[key] for r in first]))
 
 
+def test_bf16_gradients():
+    """Accumulated and reduced in BF16: the same samples and nearly the losses of FP32, in every world; said at the start."""
+    for np in (0, 2, 4):
+        name, reference = whole("bf16-gradients", np), whole("mxfp4", np)
+        check(place.column(name, "batch_hash") == place.column(reference, "batch_hash"), "the same samples")
+        near(place.column(name, "loss"), place.column(reference, "loss"), 0.02, f"{np} ranks: loss")
+        check(place.column(name, "loss")[0] == place.column(reference, "loss")[0], "the first forward is the same")
+        norms = [place.column(n, "grad_norm")[0] for n in (name, reference)]
+        near(norms[:1], norms[1:], 2e-3, f"{np} ranks: first norm")
+        check(norms[0] != norms[1], "but for rounding")
+        start = place.lines(name, "start")[0]
+        check(any("gradients bf16, moments fp32" in line for line in start["executed"]), "on record", str(start["executed"]))
+        near([2 * start["memory_bytes"]["gradients"]], [place.lines(reference, "start")[0]["memory_bytes"]["gradients"]], 1e-3, "half the memory")
+    refused = place.command("check", "tiny.yaml", *words({**ROUTES["fp32"], "train.gradient_dtype": "bf16", "run.folder": "unused"}))
+    refused.expect(CONFIG, "gradient_dtype bf16: route fp32 computes in fp32 and needs fp32 gradients")
+    # No state of a checkpoint: a resume may have either.
+    stop_at("either", 5, ROUTES["mxfp4"], 0)
+    place.train("either", ROUTES["bf16-gradients"]).expect(DONE, r"train\.gradient_dtype: fp32 -> bf16\n")
+
+
 def test_threads():
-    for route in ("bf16", "mxfp4-no-master"):
+    for route in ("bf16", "mxfp4-no-master", "bf16-gradients"):
         for threads in (2, 3):
             same_run(whole(route, 0), whole(route, 0, **{"run.threads": threads}), 12, f"{route}, {threads} threads")
 
