@@ -80,10 +80,10 @@ PROGRAM    = $(BUILD)/fp4d
 UNIT_C     = $(filter $(foreach r,$(notdir $(ROOMS)),tests/$(r)_%_test.c),$(wildcard tests/*_test.c))
 UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%) $(MODEL_UNITS)
 
-# Tests of the CUDA kernels, tests/cuda_SUBJECT_test.cu: the kernels' own sources compiled
+# Tests of the CUDA kernels, tests/{cuda,sm90}_SUBJECT_test.cu: the kernels' own sources compiled
 # for the host model of CUDA (kernels/cuda/model/fibers.h), which needs neither nvcc nor a GPU.
 ifeq ($(SANITIZE)$(CROSS),)
-MODEL_UNITS   = $(patsubst tests/%.cu,$(BUILD)/model/tests/%,$(wildcard tests/cuda_*_test.cu))
+MODEL_UNITS   = $(patsubst tests/%.cu,$(BUILD)/model/tests/%,$(wildcard tests/cuda_*_test.cu tests/sm90_*_test.cu))
 MODEL_SOURCES = $(filter-out kernels/cuda/gemm.cu,$(wildcard kernels/cuda/*.cu kernels/sm90/*.cu kernels/cuda/model/*.cpp kernels/sm90/*.cpp))
 MODEL_OBJECTS = $(addprefix $(BUILD)/model/,$(addsuffix .o,$(basename $(MODEL_SOURCES))))
 endif

@@ -292,6 +292,7 @@ uint32_t cuda_model_random() {
 }
 
 char *cuda_model_dynamic_shared() { return dynamic_shared; }
+size_t cuda_model_dynamic_shared_bytes() { return dynamic_bytes; }
 
 static size_t dynamic_address() { return (static_bytes() + 1023) / 1024 * 1024; }
 

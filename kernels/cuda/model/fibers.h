@@ -58,6 +58,7 @@ void cuda_model_seed(uint64_t seed);
 
 /* ---- shared memory: static variables first, then the dynamic part (at a multiple of 1024) ---- */
 char *cuda_model_dynamic_shared();
+size_t cuda_model_dynamic_shared_bytes();
 uint32_t cuda_model_shared_address(const void *p);               /* fails where p is not shared */
 void *cuda_model_shared_pointer(uint32_t address, size_t bytes); /* fails where it leaves shared memory */
 
