@@ -30,7 +30,9 @@ say "route mxfp4-row-sr: everything else is the same; one rank will be killed on
 kill_after=$(awk '/^checkpoint:/ {here = 1} here && /every:/ {print $2 + $2 / 2; exit}' configs/demo.yaml)
 $launch "$program" train configs/demo-mxfp4.yaml --set run.folder="$runs/mxfp4" &
 job=$!
-until [ "$(grep -c '"kind":"update"' "$runs/mxfp4/metrics.jsonl" 2>/dev/null || true)" -ge "$kill_after" ] 2>/dev/null; do
+# A checkpoint is on record once it is published, which may be some updates later.
+until grep -q '"kind":"checkpoint"' "$runs/mxfp4/metrics.jsonl" 2>/dev/null &&
+      [ "$(grep -c '"kind":"update"' "$runs/mxfp4/metrics.jsonl")" -ge "$kill_after" ]; do
   kill -0 $job 2>/dev/null || { wait $job; exit 1; }
   sleep 0.2
 done
