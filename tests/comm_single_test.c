@@ -72,20 +72,21 @@ TEST(watch_inside_limits) {
   struct comm *c = comm_open(1, &e);
   CHECK(c != NULL);
   if (!c) return;
-  struct comm_limits limits = {.start_s = 60, .update_s = 0.9, .save_s = 60, .heartbeat_s = 0.2};
+  /* An operation may take two seconds more than it does here: a pause of the machine is shorter or is forgiven. */
+  struct comm_limits limits = {.start_s = 60, .update_s = 3, .save_s = 60, .heartbeat_s = 0.2};
   struct comm_limits wrong = limits;
   wrong.save_s = 0;
   CHECK(!comm_watch(c, &wrong, &e) && e.code == ERROR_CONFIG);
   CHECK(comm_watch(c, &limits, &e));
   comm_enter(c, COMM_SAVE, "save", 1); /* longer than an update may take */
-  sleep_ms(1000);
-  for (int64_t update = 2; update < 5; update++) { /* each operation within the limit, together above it */
+  sleep_ms(3500);
+  for (int64_t update = 2; update < 6; update++) { /* each operation within the limit, together above it */
     comm_enter(c, COMM_UPDATE, "forward", update);
-    sleep_ms(310);
+    sleep_ms(900);
   }
   limits.update_s = 60;
   CHECK(comm_watch(c, &limits, &e));
-  sleep_ms(610);
+  sleep_ms(2600);
   comm_close(c);
 }
 
@@ -95,18 +96,18 @@ static void stall(void) {
   struct comm_limits limits = {.start_s = 60, .update_s = 0.3, .save_s = 60, .heartbeat_s = 0.2};
   if (!c || !comm_watch(c, &limits, &e)) return;
   comm_enter(c, COMM_UPDATE, "optimizer", 41);
-  sleep_ms(60000);
+  sleep_ms(300000);
 }
 
 TEST(stall_ends_the_process) {
   char text[512];
   double began = clock_seconds();
   CHECK_EQ_I64(child(stall, text, sizeof text), ERROR_COMMUNICATION);
-  CHECK(clock_seconds() - began < 30);
+  CHECK(clock_seconds() - began < 100);
   const char *told = strstr(text, "rank 0 has been in 'optimizer' of update 41 for ");
   double seconds = 0;
   CHECK(told && sscanf(told, "rank 0 has been in 'optimizer' of update 41 for %lf", &seconds) == 1);
-  CHECK(seconds >= 0.3 && seconds < 30);
+  CHECK(seconds >= 0.3 && seconds < 100);
   CHECK(strstr(text, " s (limit 0.3 s)") != NULL);
 }
 

@@ -168,12 +168,15 @@ static int train(struct comm *c, enum fault fault, int victim, const struct comm
     enum comm_phase phase = update == 1 ? COMM_START : COMM_UPDATE;
     bool now = me && update == 7;
     comm_enter(c, phase, "forward", update);
-    sleep_s(fault == FAULT_SLOW_SAVE && update == 8 ? 1 : 0.02);
+    sleep_s(fault == FAULT_SLOW_SAVE && update == 8 ? 0.5 : 0.02);
     if (now && fault == FAULT_STALL) sleep_s(300);
     if (now && fault == FAULT_COMPUTE)
       for (double until = clock_seconds() + 4; clock_seconds() < until;) continue;
     comm_enter(c, phase, "reduce gradients", update);
-    if (now && fault == FAULT_STOP) sleep_s(1), raise(SIGSTOP);
+    if (now && fault == FAULT_STOP) {
+      for (int i = 0; i < 50; i++) sleep_s(0.02); /* time for a heartbeat from here, on a machine that stands still now and then, too */
+      raise(SIGSTOP);
+    }
     if (now && fault == FAULT_KILL) raise(SIGKILL);
     if (now && fault == FAULT_ABORT) comm_abort(c, ERROR_DATA);
     if (now && fault == FAULT_EXIT) return ERROR_DATA;

@@ -109,7 +109,7 @@ def run(settings, code=DONE, patterns=(), **data):
     config = {"model": {"preset": "tiny", "vocab_size": max(258, settings.get("vocab", 258))}, "run": {"threads": threads}, "data": mapping}
     with open(os.path.join(ROOM, "run.yaml"), "w") as f:
         json.dump(config, f)  # YAML has JSON in it
-    Job([PROGRAM, "prepare", "run.yaml", "--force"], ROOM).end(120).expect(code, *patterns)
+    Job([PROGRAM, "prepare", "run.yaml", "--force"], ROOM).end().expect(code, *patterns)
     if code != DONE:
         return None
     out = []
@@ -247,7 +247,7 @@ def test_counts():
             settings = bytes_settings(make_corpus(20, 240), invalid_utf8=policy, **more)
             os.chdir(ROOM)
             run(settings)
-            out = Job([PROGRAM, "prepare", "run.yaml", "--force"], ROOM).end(120).expect(DONE).text
+            out = Job([PROGRAM, "prepare", "run.yaml", "--force"], ROOM).end().expect(DONE).text
             found = [[int(n) for n in re.search(r"^ +%s +[\d.]+ +\d+ +(.*)$" % name, out, re.M).group(1).split()] for name in ("alpha", "beta")]
             want = counts_of(settings)
             check([row[:6] for row in found] == [row for row in want], f"{policy}: table {found}, expected {want}")

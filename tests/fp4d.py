@@ -8,6 +8,7 @@ import glob
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import struct
@@ -72,17 +73,20 @@ def descendants(pid):
     return found
 
 
-def state(pid):
-    """The letter of /proc: R, S, T, Z, ...; nothing where there is no such process."""
+def stat(pid):
+    """Of /proc: the letter R, S, T, Z, ... and the moment of the process's start; "" and 0 where there is none."""
     try:
         with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0]
+            fields = f.read().rsplit(")", 1)[1].split()
+            return fields[0], int(fields[19])
     except OSError:
-        return ""
+        return "", 0
 
 
-def alive(pid):
-    return state(pid) not in ("Z", "")
+def processor_seconds():
+    """What the processes that were waited for have computed so far: another load of the machine does not change it."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class Result:
@@ -110,17 +114,22 @@ class Job:
         self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT,
                                         stdin=subprocess.DEVNULL, cwd=cwd, env={**ENVIRONMENT, **more},
                                         preexec_fn=prepare)
-        self.family = set()
+        self.family = {}  # start by process id: the number may be another process's later
         Job.living.append(self)
 
+    def alive(self):
+        """Those of the processes seen below this one that live."""
+        return [p for p, start in self.family.items() if stat(p)[1] == start and stat(p)[0] not in ("Z", "")]
+
     def look(self):
-        self.family.update(descendants(self.process.pid))
-        return [p for p in self.family if alive(p)]
+        for p in descendants(self.process.pid):
+            self.family[p] = stat(p)[1]
+        return self.alive()
 
     def await_stop(self):
         """Until a SIGSTOP has taken effect, or the process has ended."""
         until = time.monotonic() + LIMIT
-        while state(self.process.pid) not in ("T", "Z", "") and time.monotonic() < until:
+        while stat(self.process.pid)[0] not in ("T", "Z", "") and time.monotonic() < until:
             time.sleep(0.001)
 
     def ranks(self, program=PROGRAM):
@@ -143,8 +152,12 @@ class Job:
 
     def wait_for(self, pattern, limit=LIMIT):
         until = time.monotonic() + limit
-        while not re.search(pattern, self.text()):
-            check(time.monotonic() < until and self.process.poll() is None, f"no '{pattern}'", self.text())
+        while True:
+            over = time.monotonic() > until or self.process.poll() is not None  # asked before the last look
+            text = self.text()
+            if re.search(pattern, text):
+                break
+            check(not over, f"no '{pattern}'", text)
             time.sleep(0.005)
         self.look()
 
@@ -155,10 +168,10 @@ class Job:
             self.look()
             time.sleep(0.01)
         seconds, code = time.monotonic() - self.began, self.process.poll()
-        until = time.monotonic() + 30
-        while any(alive(p) for p in self.family) and time.monotonic() < until:
+        until = time.monotonic() + LIMIT
+        while self.alive() and time.monotonic() < until:
             time.sleep(0.01)
-        left = [p for p in self.family if alive(p)]
+        left = self.alive()
         for p in left + ([self.process.pid] if code is None else []):
             os.kill(p, signal.SIGKILL)
         self.process.wait()

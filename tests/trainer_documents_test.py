@@ -226,13 +226,14 @@ def test_a_slow_loader():
     p.run("quick", settings)
     program, p.program = p.program, os.path.join(BUILD, "tests", "trainer_masked_main")
     try:
-        p.train("slow", settings, 0, environment={"FP4D_TEST_SLOW": "150"}).expect(
+        p.train("slow", settings, 0, environment={"FP4D_TEST_SLOW": "300"}).expect(
             DONE, r"update +\d+ stood still for \d+ of \d+ ms: samples are read slower than they are trained on")
     finally:
         p.program = program
     same(p.updates("slow"), p.updates("quick"), "records")
     slow, quick = ([float(r["data_wait_ms"]) for r in p.lines(name, "update")] for name in ("slow", "quick"))
-    check(sum(slow) > 1200 and sum(quick) < sum(slow) / 2, f"waits of {slow} ms for 8 samples of 150 ms each, else of {quick} ms")
+    # The first update waits for all of its samples; how much of later waits training hides depends on the machine.
+    check(sum(slow) > 2000 and sum(quick) < sum(slow) / 2, f"waits of {slow} ms for 8 samples of 300 ms each, else of {quick} ms")
 
 
 def test_an_error_waits_for_its_update():

@@ -24,6 +24,13 @@ SETTINGS = {"model.hidden_size": 192, "model.ffn_size": 512, "model.n_heads": 6,
 place = Place()
 
 
+def await_save(name):
+    """A second at most: another look at the folder costs less than a save, whatever the machine does with updates."""
+    until = time.monotonic() + 1
+    while not (os.path.isdir(place.at(name, "checkpoints")) and place.temporaries(name)) and time.monotonic() < until:
+        pass
+
+
 def killed_often(np, kills, seed):
     dice = random.Random(seed)
     name = f"killed-{np}"
@@ -33,6 +40,8 @@ def killed_often(np, kills, seed):
         job = place.start_train(name, {**SETTINGS, "train.updates": 1000000}, np)
         job.wait_for(r"(?s)(.* saved ){%d}" % dice.randrange(1, 4) if kill % 4 else r"update +\d+/")
         time.sleep(dice.uniform(0, 0.1))
+        if kill % 2:
+            await_save(name)
         ranks = job.ranks()
         check(len(ranks) == max(np, 1), f"{len(ranks)} ranks are there", job.text())
         os.kill(dice.choice(ranks), signal.SIGKILL)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 import token_files
-from fp4d import DATA, DONE, ENVIRONMENT, PROGRAM, SYSTEM, USAGE, check, main
+from fp4d import DATA, DONE, ENVIRONMENT, LIMIT, PROGRAM, SYSTEM, USAGE, check, main
 
 folder = tempfile.mkdtemp(prefix="fp4d-test-")
 TOKENIZERS = ("bytes", "ranks.model", "tokenizer.json")
@@ -24,7 +24,7 @@ def at(name):
 
 def tokenize(*arguments, given=b"", output=subprocess.PIPE):
     """Exit code, output, messages."""
-    done = subprocess.run([PROGRAM, "tokenize", *arguments], input=given, stdout=output, stderr=subprocess.PIPE, cwd=folder, env=ENVIRONMENT, timeout=60)
+    done = subprocess.run([PROGRAM, "tokenize", *arguments], input=given, stdout=output, stderr=subprocess.PIPE, cwd=folder, env=ENVIRONMENT, timeout=LIMIT)
     return done.returncode, done.stdout, done.stderr.decode(errors="replace")
 
 
