@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-from fp4d import BUILD, COMMUNICATION, DATA, PREEMPTED, ROOT, Job, check, main, take_hangups
+from fp4d import BUILD, COMMUNICATION, DATA, PREEMPTED, ROOT, SOON, Job, check, main, take_hangups
 
 WORLD = os.path.join(BUILD, "tests", "comm_world_main")
 
@@ -23,10 +23,6 @@ def start(*command, **more):
 
 def mpirun(np, *words, **more):
     return start("mpirun", "--oversubscribe", "-np", str(np), WORLD, *map(str, words), **more)
-
-
-# A fault must end the world of itself: well before what it does instead (sleeps of 300 s), on any machine.
-SOON = 100
 
 
 def once(text, pattern):

@@ -315,7 +315,7 @@ def test_three_hundred_shards_of_five_gigabytes():
     total = tokens + sum(1000 + i for i in range(1, 300))
     settings = {"data.shuffle_documents": False, "train.seq_len": 2, "train.global_batch": 1, "train.updates": 2}
     config = place.config("many", [{"path": "many", "format": "raw-u16"}], "index", **settings)
-    place.command("index", config, limit=300).expect(DONE, rf" {total} tokens in 300 documents")
+    place.command("index", config).expect(DONE, rf" {total} tokens in 300 documents")
     # A corpus of one sample has it at every index.
     token_files.write_raw(place.at("one-sample.bin"), [planted])
     place.config("few", [{"path": "one-sample.bin", "format": "raw-u16"}], "index", **settings)

@@ -411,7 +411,7 @@ def test_sparse_5_gib_shards():
                  struct.pack("<2q", 0, lengths[0] * 4), struct.pack("<2q", 0, 2))
             source = {"path": path[:-4] + ".idx"}
         config(form + ".yaml", {"data.sources": [source], "data.train": form + ".index", "data.validation": "", "run.threads": 2})
-        place.command("index", form + ".yaml", limit=300).expect(DONE, rf"{tokens} tokens in 1 documents")
+        place.command("index", form + ".yaml").expect(DONE, rf"{tokens} tokens in 1 documents")
         check(tokens_at(form + ".index", tokens - 8, 8) == list(range(31, 39)), "the last tokens")
         where, wanted = ((1 << 29) - 2, [11, 12, 13, 14]) if form == "raw" else ((1 << 30) - 2, [21, 22, 23, 24])
         check(tokens_at(form + ".index", where, 4) == wanted, "across 2^31 and 2^32 bytes")
@@ -434,7 +434,7 @@ def test_300_sparse_shards():
              struct.pack(f"<{n}q", *(50_000 * i for i in range(n))), struct.pack(f"<{n + 1}q", *range(n + 1)))
     config("many.yaml", {"data.sources": [{"path": "many"}], "data.train": "many.index", "data.validation": "", "data.shuffle_documents": False,
                          "train.seq_len": 4, "run.threads": 2, "optimizer.warmup_updates": 0, "train.updates": 1, "train.local_batch": 1, "train.global_batch": 1})
-    place.command("index", "many.yaml", limit=300).expect(DONE, f"{shards} token files", rf"{shards * each} tokens in {shards * 300} documents")
+    place.command("index", "many.yaml").expect(DONE, f"{shards} token files", rf"{shards * each} tokens in {shards * 300} documents")
     for k in (7, 299):
         check(tokens_at("many.index", (k + 1) * each - 2, 2) == [k % 250, k // 250 + 1], f"the end of shard {k}")
     spent = []
