@@ -66,6 +66,7 @@ NVCCFLAGS  = -std=c++17 -O3 --fmad=false -prec-div=true -prec-sqrt=true -ftz=fal
 SM90       = -gencode arch=compute_90a,code=sm_90a
 SM100      = -gencode arch=compute_100a,code=sm_100a
 CFLAGS_kernels_device = -DFP4D_CUDA
+CFLAGS_kernels_cuda_libraries = -isystem $(CUDA_HOME)/include -DFP4D_CUDA_HOME='"$(CUDA_HOME)"'
 CUDA_OBJECTS = $(patsubst %.cu,$(BUILD)/%.o,$(wildcard kernels/cuda/*.cu kernels/sm90/*.cu kernels/sm100/*.cu))
 LDLIBS    += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
 endif

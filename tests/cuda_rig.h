@@ -6,6 +6,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include <initializer_list>
+
 #include "kernels/cuda/cuda.h"
 #include "tests/test.h"
 

@@ -26,6 +26,7 @@ const char *cudaGetErrorName(cudaError_t e) {
     case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
     case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+    case cudaErrorUnknown: return "cudaErrorUnknown";
   }
   return "unknown";
 }
@@ -37,6 +38,7 @@ const char *cudaGetErrorString(cudaError_t e) {
     case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    case cudaErrorUnknown: return "unknown error";
   }
   return "unknown";
 }

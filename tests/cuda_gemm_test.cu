@@ -1,0 +1,207 @@
+/* `contract` on the CUDA backends.  On the host model cuBLASLt is a double, which is
+ * what layouts, types and choices are tested against; on a GPU it is the library. */
+#include "tests/cuda_rig.h"
+
+#ifdef FP4D_CUDA_MODEL
+#include "tests/cublaslt_double.h"
+/* The model's own `contract` is the CPU's. */
+#define cuda_contract gemm_contract
+#define cuda_contract_open gemm_open
+#define cuda_contract_close gemm_close
+#define cuda_contract_describe gemm_describe
+#define cuda_contract_scratch_bytes gemm_scratch_bytes
+extern "C" {
+void gemm_contract(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b, const struct matrix *add);
+bool gemm_open(struct cuda_device *d, struct error *e);
+void gemm_close(struct cuda_device *d);
+void gemm_describe(const struct cuda_device *d, char *text, int size);
+int64_t gemm_scratch_bytes(const struct cuda_device *d, const struct extent *x);
+}
+#include "kernels/cuda/gemm.cu"
+#endif
+
+static const struct extent extents = {64, 32, {2, 32, 4, 2, 24}, 96, 160, 100};
+
+/* A device whose `contract` is gemm.cu's. */
+struct subject {
+  struct rig r;
+  struct cuda_gemm *models;
+};
+
+static struct subject open_subject() {
+  struct subject s = {};
+#ifdef FP4D_CUDA_MODEL
+  struct error e = {};
+  s.r = rig_open("sm90", &extents);
+  struct cuda_device *d = cuda_of(s.r.gpu);
+  s.models = d->gemm;
+  d->gemm = NULL;
+  if (!gemm_open(d, &e)) rig_end(&e);
+  const int64_t bytes = gemm_scratch_bytes(d, &extents);
+  rig_drop(&s.r, s.r.gpu_scratch);
+  s.r.gpu_scratch = rig_put(&s.r, NULL, static_cast<size_t>(bytes));
+  s.r.gpu->k->set_scratch(s.r.gpu, s.r.gpu_scratch, bytes);
+#else
+  s.r = rig_open("sm90", &extents);
+#endif
+  return s;
+}
+
+static void close_subject(struct subject *s) {
+#ifdef FP4D_CUDA_MODEL
+  struct cuda_device *d = cuda_of(s->r.gpu);
+  gemm_close(d);
+  CHECK_EQ_I64(double_seen.descriptors, 0);
+  d->gemm = s->models;
+#endif
+  rig_close(&s->r);
+}
+
+static void contract(struct subject *s, struct matrix *out, const struct operand *a, const struct operand *b, const struct matrix *add) {
+#ifdef FP4D_CUDA_MODEL
+  gemm_contract(s->r.gpu, out, a, b, add);
+#else
+  s->r.gpu->k->contract(s->r.gpu, out, a, b, add);
+#endif
+}
+
+/* Small whole numbers: every sum is exact in FP32, in any order. */
+static struct matrix integers(enum dtype t, int64_t rows, int64_t cols, int key) {
+  struct matrix m = rig_matrix(t, rows, cols);
+  for (int64_t i = 0; i < rows * cols; i++) rig_set(&m, i, (double)((i * 37 + i / cols * 11 + key) % 13) - 6);
+  return m;
+}
+
+enum addend { ADD_NONE, ADD_OUT, ADD_SAME_TYPE, ADD_F32, ADDENDS };
+
+struct product_case {
+  int64_t m, n, k;
+  enum dtype operands, out;
+  enum view view_a, view_b;
+  enum addend add;
+};
+
+/* The CPU's bits of an exact product. */
+static void check_exact(struct subject *s, const struct product_case *c) {
+  struct matrix a = integers(c->operands, c->view_a == VIEW_ROW ? c->m : c->k, c->view_a == VIEW_ROW ? c->k : c->m, 1);
+  struct matrix b = integers(c->operands, c->view_b == VIEW_ROW ? c->n : c->k, c->view_b == VIEW_ROW ? c->k : c->n, 5);
+  struct matrix before = integers(c->out, c->m, c->n, 3), addend = integers(c->add == ADD_F32 ? DTYPE_F32 : c->out, c->m, c->n, 7);
+  struct matrix want = rig_matrix(c->out, c->m, c->n);
+  memcpy(want.data, before.data, rig_bytes(&before));
+  struct operand wa = operand_of_matrix(&a, c->view_a), wb = operand_of_matrix(&b, c->view_b);
+  s->r.cpu->k->contract(s->r.cpu, &want, &wa, &wb, c->add == ADD_NONE ? NULL : c->add == ADD_OUT ? &want : &addend);
+
+  struct matrix da = rig_matrix_put(&s->r, &a), db = rig_matrix_put(&s->r, &b), dout = rig_matrix_put(&s->r, &before),
+                dadd = rig_matrix_put(&s->r, &addend);
+  struct operand oa = operand_of_matrix(&da, c->view_a), ob = operand_of_matrix(&db, c->view_b);
+  contract(s, &dout, &oa, &ob, c->add == ADD_NONE ? NULL : c->add == ADD_OUT ? &dout : &dadd);
+  struct matrix got = rig_matrix_get(&s->r, &dout);
+  char what[100];
+  snprintf(what, sizeof what, "[%d, %d, %d] %s to %s, views %d %d, add %d", (int)c->m, (int)c->n, (int)c->k, dtype_name(c->operands),
+           dtype_name(c->out), c->view_a, c->view_b, c->add);
+  rig_same(what, &got, &want);
+  for (const struct matrix *m : {&da, &db, &dout, &dadd}) rig_drop(&s->r, m->data);
+  for (const struct matrix *m : {&a, &b, &before, &addend, &want, &got}) free(m->data);
+}
+
+static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16};
+static const enum view views[] = {VIEW_ROW, VIEW_COLUMN};
+
+/* Multiples of 8, as the library's tensor-core kernels want them, and not. */
+TEST(every_type_view_and_addend) {
+  struct subject s = open_subject();
+  static const int64_t shapes[][3] = {{96, 64, 128}, {64, 200, 40}, {5, 7, 9}, {1, 33, 2}};
+  for (const auto &shape : shapes)
+    for (enum dtype operands : types)
+      for (enum dtype out : types)
+        for (enum view view_a : views)
+          for (enum view view_b : views)
+            for (int add = 0; add < ADDENDS; add++) {
+              const struct product_case c = {shape[0], shape[1], shape[2], operands, out, view_a, view_b, static_cast<enum addend>(add)};
+              check_exact(&s, &c);
+            }
+  close_subject(&s);
+}
+
+/* BF16 results of FP32 sums, in more than one piece. */
+TEST(results_by_way_of_fp32_in_pieces) {
+  struct subject s = open_subject();
+  for (enum view view_a : views) {
+    const struct product_case c = {2051, 4096, 2, DTYPE_F32, DTYPE_BF16, view_a, VIEW_ROW, ADD_OUT};
+    check_exact(&s, &c);
+  }
+  close_subject(&s);
+}
+
+#ifdef FP4D_CUDA_MODEL
+/* Once for a product; anew after as many others as are kept, with nothing lost. */
+TEST(choices_are_kept) {
+  struct subject s = open_subject();
+  double_seen = {double_seen.descriptors, 0, 0};
+  struct product_case c = {8, 8, 8, DTYPE_BF16, DTYPE_BF16, VIEW_ROW, VIEW_ROW, ADD_NONE};
+  check_exact(&s, &c);
+  check_exact(&s, &c);
+  CHECK_EQ_I64(double_seen.heuristics, 1);
+  CHECK_EQ_I64(double_seen.products, 2);
+  c.add = ADD_OUT;
+  check_exact(&s, &c);
+  CHECK_EQ_I64(double_seen.heuristics, 2);
+  for (c.m = 1; c.m <= 2 * PRODUCTS; c.m++) check_exact(&s, &c);
+  c.add = ADD_NONE;
+  c.m = 8;
+  check_exact(&s, &c);
+  CHECK_EQ_I64(double_seen.heuristics, 2 + 2 * PRODUCTS);
+  CHECK_EQ_I64(double_seen.descriptors, 4 * PRODUCTS);
+  close_subject(&s);
+}
+
+/* Rows of a larger matrix are less aligned than the whole, and the library is told so. */
+TEST(alignment_is_told) {
+  struct subject s = open_subject();
+  struct matrix whole = integers(DTYPE_BF16, 40, 6, 1), out = integers(DTYPE_BF16, 33, 40, 0), want = rig_matrix(DTYPE_BF16, 33, 40);
+  struct matrix d_whole = rig_matrix_put(&s.r, &whole), d_out = rig_matrix_put(&s.r, &out);
+  struct matrix part = {static_cast<uint16_t *>(whole.data) + 7 * 6, DTYPE_BF16, 33, 6};
+  struct matrix d_part = {static_cast<uint16_t *>(d_whole.data) + 7 * 6, DTYPE_BF16, 33, 6};
+  struct operand a = operand_of_matrix(&part, VIEW_ROW), b = operand_of_matrix(&whole, VIEW_ROW);
+  struct operand da = operand_of_matrix(&d_part, VIEW_ROW), db = operand_of_matrix(&d_whole, VIEW_ROW);
+  s.r.cpu->k->contract(s.r.cpu, &want, &a, &b, NULL);
+  contract(&s, &d_out, &da, &db, NULL);
+  struct matrix got = rig_matrix_get(&s.r, &d_out);
+  rig_same("rows from 7", &got, &want);
+  for (const struct matrix *m : {&d_whole, &d_out}) rig_drop(&s.r, m->data);
+  for (const struct matrix *m : {&whole, &out, &want, &got}) free(m->data);
+  close_subject(&s);
+}
+
+TEST(a_product_without_algorithm_is_a_fault) {
+  struct subject s = open_subject();
+  struct matrix a = integers(DTYPE_BF16, 8, 16, 1), out = rig_matrix(DTYPE_F32, 8, 8);
+  struct matrix da = rig_matrix_put(&s.r, &a), d_out = rig_matrix_put(&s.r, &out);
+  struct operand o = operand_of_matrix(&da, VIEW_ROW);
+  double_finds_nothing = true;
+  contract(&s, &d_out, &o, &o, NULL);
+  double_finds_nothing = false;
+  struct error e = {};
+  CHECK(!s.r.gpu->k->synchronize(s.r.gpu, &e));
+  CHECK_EQ_I64(e.code, ERROR_DEVICE);
+  CHECK(strstr(e.message, "contract of bf16 [8, 8, 16] to fp32: cublasLtMatmulAlgoGetHeuristic gives CUBLAS_STATUS_NOT_SUPPORTED") != NULL);
+  cuda_of(s.r.gpu)->fault = cudaSuccess;
+  char text[64];
+  gemm_describe(cuda_of(s.r.gpu), text, sizeof text);
+  CHECK_STR(text, "cuBLASLt 13.1.2");
+  for (const struct matrix *m : {&da, &d_out}) rig_drop(&s.r, m->data);
+  for (const struct matrix *m : {&a, &out}) free(m->data);
+  close_subject(&s);
+}
+#endif
+
+int main(void) {
+  RUN(every_type_view_and_addend);
+  RUN(results_by_way_of_fp32_in_pieces);
+#ifdef FP4D_CUDA_MODEL
+  RUN(choices_are_kept);
+  RUN(alignment_is_told);
+  RUN(a_product_without_algorithm_is_a_fault);
+#endif
+  return test_report();
+}
