@@ -136,6 +136,12 @@ void cuda_contract_describe(const struct cuda_device *d, char *text, int size);
 int64_t cuda_contract_scratch_bytes(const struct cuda_device *d, const struct extent *x);
 void cuda_contract(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b,
                    const struct matrix *add);
+
+/* Attention on Hopper's tensor cores: kernels/sm90. */
+void sm90_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit, struct quantise_counts *counts,
+                            const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,
+                            const struct attention_shape *s);
+int64_t sm90_attention_forward_scratch_bytes(const struct extent *x);
 }
 
 #endif

@@ -22,7 +22,7 @@ void describe(const struct device *d, char *text, int size) {
 }
 
 int64_t scratch_bytes(const struct device *d, const struct extent *x) {
-  const int64_t group[] = {cuda_contract_scratch_bytes(cuda_of(d), x)};
+  const int64_t group[] = {cuda_contract_scratch_bytes(cuda_of(d), x), sm90_attention_forward_scratch_bytes(x)};
   int64_t most = 0;
   for (int64_t bytes : group)
     if (bytes > most) most = bytes;
@@ -127,7 +127,13 @@ struct kernels shared_table(const char *backend) {
   return k;
 }
 
-const struct kernels sm90_table = shared_table("sm90");
+struct kernels hopper_table() {
+  struct kernels k = shared_table("sm90");
+  k.attention_forward = sm90_attention_forward;
+  return k;
+}
+
+const struct kernels sm90_table = hopper_table();
 const struct kernels sm100_table = shared_table("sm100");
 
 /* The first operation that a table lacks; NULL: none.  attention_gradient belongs to

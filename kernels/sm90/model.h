@@ -27,7 +27,7 @@
 #define SM90_MODEL_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 /* What kernels/sm90/tensor_map.h encodes: BF16, 128-byte swizzle, dimension 0 contiguous. */
-struct alignas(64) CUtensorMap {
+struct CUtensorMap {
   char *data;
   int rank;
   int64_t extent[3], stride[3]; /* elements; bytes */
