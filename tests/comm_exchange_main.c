@@ -147,7 +147,10 @@ static int train(enum fault fault, int victim, const struct comm_limits *limits)
     if (now && fault == FAULT_SHAPE) part.rows--;
     const int64_t ticket = now && fault == FAULT_DISORDER ? comm_all_gather_begin(joined, &part, 1)
                                                           : comm_reduce_scatter_begin(joined, &part, 1);
-    if (now && fault == FAULT_STOP) sleep_s(1), raise(SIGSTOP);
+    if (now && fault == FAULT_STOP) {
+      for (int i = 0; i < 50; i++) sleep_s(0.02); /* time for a heartbeat from here, on a machine that stands still now and then, too */
+      raise(SIGSTOP);
+    }
     if (now && fault == FAULT_KILL) raise(SIGKILL);
     if (now && fault == FAULT_ABORT) comm_abort(joined, ERROR_DATA);
     sleep_s(0.02);

@@ -10,12 +10,9 @@ import re
 import signal
 import sys
 
-from fp4d import BUILD, COMMUNICATION, DATA, ROOT, Job, check, main
+from fp4d import BUILD, COMMUNICATION, DATA, ROOT, SOON, Job, check, main
 
 WORLD = os.path.join(BUILD, "tests", "comm_exchange_main")
-
-# A fault must end the world of itself: well before what it does instead (sleeps of 300 s), on any machine.
-SOON = 100
 
 
 def world(np, *words, **more):
