@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Odd surroundings: closed standard streams, launchers that do not fit, folders that cannot be made.
 
-BUILD names the build folder (default build).  Prints "ok NAME" or "not ok NAME: why"; exit status 0
-iff all are ok.  Arguments: names of tests to run (default all).
+BUILD names the build folder (default build); `make worlds` has made the program that is overtaken.
+Prints "ok NAME" or "not ok NAME: why"; exit status 0 iff all are ok.  Arguments: names of tests to run (default all).
 """
 import itertools
 import json
@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 
-from fp4d import CHECKPOINT, COMMUNICATION, DATA, DONE, ENVIRONMENT, LIMIT, PREEMPTED, PROGRAM, SYSTEM, USAGE, Job, Place, check, main, words
+from fp4d import BUILD, CHECKPOINT, COMMUNICATION, DATA, DONE, ENVIRONMENT, LIMIT, PREEMPTED, PROGRAM, SYSTEM, USAGE, Job, Place, check, main, words
 
 place = Place(**{"checkpoint.every": 3, "checkpoint.keep": 0})
 
@@ -79,6 +79,22 @@ def test_eval_of_a_living_run():
     first = place.command("eval", "living", "tiny.yaml").expect(DONE)  # of fewer updates than the checkpoint has
     second = place.command("eval", "living", "tiny.yaml", np=2).expect(DONE)
     check(f"update {step}  loss" in first.text and first.text.strip() in second.text, "one and two ranks agree", first.text + second.text)
+
+
+def test_eval_overtaken():
+    """The step that rank 0 chose is gone before rank 1 opens it, ten times over; a step that rank 1 never sees is an error."""
+    place.run("overtaken", {"checkpoint.every": 1, "train.updates": 11})
+    for update in range(2, 12):
+        os.rename(place.step("overtaken", update), place.at("overtaken/checkpoints", f"later-{update:08d}"))
+    program, place.program = place.program, os.path.join(BUILD, "tests", "trainer_overtaken_main")
+    try:
+        place.command("eval", "overtaken", "tiny.yaml", np=2).expect(DONE, r"update 11  loss \d")
+    finally:
+        place.program = program
+    check(place.steps("overtaken") == [11], "all steps came and all but one went", str(place.steps("overtaken")))
+    make_hosts()
+    shutil.copytree(place.at("overtaken"), place.at("host0/overtaken"))
+    two_hosts("eval", "overtaken", "tiny.yaml").expect(CHECKPOINT, r"error: rank 1: cannot open overtaken/checkpoints/step-00000011/manifest\.json")
 
 
 def test_inspect_of_a_living_run():

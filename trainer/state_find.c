@@ -23,18 +23,21 @@ static bool share(struct run *run, bool good, struct checkpoint **k, struct erro
   return comm_agree(run->comm, good, e);
 }
 
-/* A living run may remove the step that rank 0 chose before the others have
- * opened it: then there is a newer one, and rank 0 chooses again. */
+/* A living run may remove the step that rank 0 chose before the others have opened it.
+ * Then there is a newer one and rank 0 chooses again, however often the run is faster; the
+ * same choice twice is another reason, which no more looks would change. */
 struct checkpoint *state_find_together(struct run *run, const char *path, struct error *e) {
-  enum { ATTEMPTS = 8 };
-  for (int i = 0; i < ATTEMPTS; i++) {
+  enum { LOOKS = 1000 };
+  char chosen[STORE_PATH] = "";
+  for (int i = 0; i < LOOKS; i++) {
     struct checkpoint *k = run->rank == 0 ? state_find(path, e) : NULL;
-    int64_t found = k != NULL;
+    int64_t another = k && strcmp(checkpoint_path(k), chosen) != 0;
+    if (k) snprintf(chosen, sizeof chosen, "%s", checkpoint_path(k));
     struct error unheard;
     const bool shared = share(run, run->rank != 0 || k != NULL, &k, e);
     if (shared) return k;
     checkpoint_close(k);
-    if (!comm_or_i64(run->comm, &found, 1, &unheard) || !found) break; /* nothing to choose from */
+    if (!comm_or_i64(run->comm, &another, 1, &unheard) || !another) break;
   }
   return NULL;
 }
