@@ -127,7 +127,33 @@ struct device *cuda_model_open(const char *backend, struct error *e);
 const char *cuda_refuse_encoding(const struct device *d, const struct encoding *e, enum view view);
 const char *cuda_refuse_attention(const struct device *d, const struct attention_formats *f, enum attention_part part,
                                   const struct attention_shape *s);
+void cuda_quantise(struct device *d, const struct emission *out, const struct matrix *source);
 void cuda_embedding_forward(struct device *d, struct matrix *x, const struct matrix *table, const int32_t *tokens);
+void cuda_embedding_backward(struct device *d, struct matrix *d_table, const struct matrix *dx, const int32_t *tokens);
+void cuda_add_rmsnorm_forward(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
+                              const struct matrix *residual, const struct matrix *delta, const struct matrix *gain, float eps);
+void cuda_add_rmsnorm_forward_cast(struct device *d, const struct emission *out, struct matrix *residual_out, float *rstd,
+                                   const struct matrix *residual, const struct matrix *delta, const struct matrix *gain, float eps);
+void cuda_add_rmsnorm_backward(struct device *d, const struct emission *out, struct matrix *d_gain, const struct matrix *dy,
+                               const struct matrix *d_above, const struct matrix *residual, const float *rstd,
+                               const struct matrix *gain);
+void cuda_rope_forward(struct device *d, struct matrix *qkv, const struct attention_payload *payload,
+                       struct quantise_counts *counts, const float *cos_sin, const struct attention_shape *s);
+void cuda_rope_backward(struct device *d, const struct emission *out, const struct matrix *d_qkv, const float *cos_sin,
+                        const struct attention_shape *s);
+void cuda_swiglu_forward(struct device *d, const struct emission *out, const struct matrix *gate_up);
+void cuda_swiglu_backward(struct device *d, const struct emission *out, const struct matrix *d_act, const struct matrix *gate_up);
+void cuda_cross_entropy(struct device *d, float *nll, struct matrix *d_logits, const struct matrix *logits, const int32_t *targets,
+                        float grad_scale);
+void cuda_adamw_update(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v, const void *grad,
+                       enum dtype grad_dtype, int64_t n, const struct adamw *a, const struct draw *draw,
+                       struct update_measure *measured);
+void cuda_measure(struct device *d, struct measure *measured, const struct matrix *x);
+
+/* Scratch that each group of operations needs; each takes it from its beginning. */
+int64_t cuda_producer_scratch_bytes(const struct extent *x); /* producers, embedding, loss, optimizer */
+int64_t cuda_embedding_scratch_bytes(int64_t tokens);        /* of it, the embedding's */
+int64_t cuda_rmsnorm_scratch_bytes(int64_t rows, int64_t cols);
 
 /* contract keeps a library's handle and its choices of algorithms. */
 bool cuda_contract_open(struct cuda_device *d, struct error *e);

@@ -22,7 +22,8 @@ void describe(const struct device *d, char *text, int size) {
 }
 
 int64_t scratch_bytes(const struct device *d, const struct extent *x) {
-  const int64_t group[] = {cuda_contract_scratch_bytes(cuda_of(d), x), sm90_attention_forward_scratch_bytes(x)};
+  const int64_t group[] = {cuda_contract_scratch_bytes(cuda_of(d), x), cuda_producer_scratch_bytes(x),
+                           sm90_attention_forward_scratch_bytes(x)};
   int64_t most = 0;
   for (int64_t bytes : group)
     if (bytes > most) most = bytes;
@@ -121,8 +122,20 @@ struct kernels shared_table(const char *backend) {
   k.upload = upload;
   k.download = download;
   k.synchronize = synchronize;
+  k.quantise = cuda_quantise;
   k.embedding_forward = cuda_embedding_forward;
+  k.embedding_backward = cuda_embedding_backward;
+  k.add_rmsnorm_forward = cuda_add_rmsnorm_forward;
+  k.add_rmsnorm_forward_cast = cuda_add_rmsnorm_forward_cast;
+  k.add_rmsnorm_backward = cuda_add_rmsnorm_backward;
+  k.rope_forward = cuda_rope_forward;
+  k.rope_backward = cuda_rope_backward;
+  k.swiglu_forward = cuda_swiglu_forward;
+  k.swiglu_backward = cuda_swiglu_backward;
   k.contract = cuda_contract;
+  k.cross_entropy = cuda_cross_entropy;
+  k.adamw_update = cuda_adamw_update;
+  k.measure = cuda_measure;
   k.close = close_device;
   return k;
 }

@@ -1,0 +1,30 @@
+/* f32_sigmoid of kernels/elementary.h with fewer instructions where its argument
+ * is of ordinary size: the same bits. */
+#ifndef FP4D_KERNELS_CUDA_SIGMOID_CUH
+#define FP4D_KERNELS_CUDA_SIGMOID_CUH
+
+#include "kernels/cuda/rows.cuh"
+
+/* e^-|x| is a normal number (not so for a NaN). */
+CUDA_INLINE bool sigmoid_is_ordinary(float x) { return f32_from_bits(f32_bits(x) & 0x7FFFFFFFu) <= 86.0f; }
+
+/* f32_exp without its limits, and with one exact product by 2^n in place of two:
+ * n is added to the exponent.  The rounder's own bits leave a shift by 23. */
+CUDA_INLINE float sigmoid_ordinary(float x) {
+  const float a = f32_from_bits(f32_bits(x) | 0x80000000u);
+  const float t = f32_fma(a, 0x1.715476p+0f, F32_ROUNDER);
+  const float n = t - F32_ROUNDER;
+  float r = f32_fma(a, 0x1.715476p+0f, -n);
+  r = f32_fma(a, 0x1.4ae0c0p-26f, r);
+  float p = 0x1.417a5cp-13f;
+  p = f32_fma(p, r, 0x1.5f0946p-10f);
+  p = f32_fma(p, r, 0x1.3b2dd2p-7f);
+  p = f32_fma(p, r, 0x1.c6af7ap-5f);
+  p = f32_fma(p, r, 0x1.ebfbdcp-3f);
+  p = f32_fma(p, r, 0x1.62e430p-1f);
+  p = f32_fma(p, r, 1.0f);
+  const float e = f32_from_bits(f32_bits(p) + (f32_bits(t) << 23));
+  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+
+#endif

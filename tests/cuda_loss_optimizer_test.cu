@@ -1,0 +1,176 @@
+/* AdamW and the measure of a matrix on the CUDA backends: the CPU's bits.
+ * Cross-entropy: close to the CPU's. */
+#include "tests/cuda_twin.h"
+
+static struct extent extents() {
+  struct extent x = {};
+  x.tokens = 64, x.head_chunk = 16, x.attention = {1, 64, 4, 2, 32}, x.hidden_size = 64, x.ffn_size = 64, x.vocab_size = 300;
+  return x;
+}
+
+/* ---- measure --------------------------------------------------------------- */
+static struct measure measure_get(const struct measure *device) {
+  struct measure m = {};
+  rig_get(&rig, &m, device, sizeof m);
+  return m;
+}
+
+/* The last has several waves of chunks where the model runs. */
+TEST(measure) {
+  static const int64_t sizes[] = {1, 5, 127, 1023, 1024, 1025, 4097, 65535, 65536, 65537, 131072 + 77, 9 * 65536 + 3};
+  int number = 0;
+  for (int64_t n : sizes)
+    for (enum dtype t : twin_types) {
+      struct twin x = twin_shifted(twin_values(t, n > 2000 ? n / 1000 : 1, n > 2000 ? 1000 : n, 20 + (uint64_t)number, 3.0), number % 3 == 1);
+      struct measure want = {0.7, 2, number % 2 ? 1e38f : 0.0f};
+      struct measure *device = static_cast<struct measure *>(rig_put(&rig, &want, sizeof want));
+      for (int twice = 0; twice < 2; twice++) { /* added to what is there */
+        rig.cpu->k->measure(rig.cpu, &want, &x.host);
+        rig.gpu->k->measure(rig.gpu, device, &x.device);
+      }
+      const struct measure got = measure_get(device);
+      CHECK(got.sum_squares == want.sum_squares && got.nonfinite == want.nonfinite && got.amax == want.amax);
+      rig_drop(&rig, device), twin_drop(&x);
+      number++;
+    }
+}
+
+/* ---- AdamW ----------------------------------------------------------------- */
+struct tensor {
+  struct twin param, master, m, v, grad;
+  struct update_measure host;
+  struct update_measure *device;
+};
+
+static struct tensor tensor_of(enum dtype t, enum dtype gradient, int64_t n, int number, int64_t shift) {
+  const uint64_t key = 100 + 5 * (uint64_t)number;
+  struct tensor x = {};
+  struct matrix v = rig_random(DTYPE_F32, 1, n, key + 2, 0.01);
+  for (int64_t i = 0; i < n; i++) rig_set(&v, i, fabs(rig_value(&v, i)));
+  x.param = twin_shifted(twin_values(t, 1, n, key, 0.5), shift);
+  x.master = twin_shifted(rig_random(DTYPE_F32, 1, n, key, 0.5), shift);
+  x.m = twin_shifted(rig_random(DTYPE_F32, 1, n, key + 1, 0.01), shift);
+  x.v = twin_shifted(v, shift);
+  x.grad = twin_shifted(twin_values(gradient, 1, n, key + 3 + (uint64_t)(number % 8 == 5), 1.0), shift);
+  x.host = {0.25, 3.5};
+  x.device = static_cast<struct update_measure *>(rig_put(&rig, &x.host, sizeof x.host));
+  return x;
+}
+
+static void update(struct tensor *x, bool with_master, const struct adamw *a, const struct draw *draw, bool measured) {
+  const struct matrix *const h[] = {&x->param.host, &x->master.host, &x->m.host, &x->v.host, &x->grad.host};
+  const struct matrix *const g[] = {&x->param.device, &x->master.device, &x->m.device, &x->v.device, &x->grad.device};
+  const auto run = [&](struct device *d, const struct matrix *const *p, struct update_measure *to) {
+    d->k->adamw_update(d, p[0]->data, p[0]->dtype, with_master ? static_cast<float *>(p[1]->data) : NULL, static_cast<float *>(p[2]->data),
+                       static_cast<float *>(p[3]->data), p[4]->data, p[4]->dtype, p[0]->cols, a, draw, measured ? to : NULL);
+  };
+  run(rig.cpu, h, &x->host);
+  run(rig.gpu, g, x->device);
+}
+
+/* Equal, or both NaN. */
+static bool same_number(double a, double b) { return a == b || (isnan(a) && isnan(b)); }
+
+static void tensor_check(struct tensor *x) {
+  struct update_measure got = {};
+  rig_get(&rig, &got, x->device, sizeof got);
+  if (!same_number(got.update_sum_squares, x->host.update_sum_squares) || !same_number(got.weight_sum_squares, x->host.weight_sum_squares))
+    FAIL("n %" PRId64 ": measured %a and %a, expected %a and %a", x->m.host.cols, got.update_sum_squares, got.weight_sum_squares,
+         x->host.update_sum_squares, x->host.weight_sum_squares);
+  struct twin *const all[] = {&x->param, &x->master, &x->m, &x->v, &x->grad};
+  static const char *const names[] = {"param", "master", "m", "v", "grad"};
+  for (int i = 0; i < 5; i++) {
+    twin_same(names[i], all[i]);
+    twin_drop(all[i]);
+  }
+  rig_drop(&rig, x->device);
+}
+
+/* The tensor's first element: draws of a slice are those of the whole, and beyond 2^32 blocks. */
+TEST(adamw) {
+  static const int64_t sizes[] = {1, 7, 8, 63, 1024, 1025, 5000, 65536, 65536 + 100, 5 * 65536 + 1};
+  static const uint64_t firsts[] = {0, 16, 3, ((uint64_t)1 << 35) - 3, 4, ((uint64_t)7 << 36) + 13};
+  int number = 0;
+  for (int64_t n : sizes)
+    for (enum dtype t : twin_types)
+      for (int with_master = 0; with_master < 2; with_master++, number++) {
+        struct adamw a = {3e-3f, 0.9f, 0.95f, number % 7 == 6 ? 0.0f : 1e-8f, number % 3 ? 0.1f : 0.0f, 0.7f, 0.271f, 0.142625f};
+        struct draw draw = {};
+        draw.seed = 0x123456789ABCDEFu, draw.update = 17, draw.layer = 5, draw.operand = DRAW_PARAMETER, draw.first_sample = firsts[number % 6];
+        struct tensor x = tensor_of(t, twin_types[number / 4 % 2], n, number, number % 5 == 2);
+        for (int step = 0; step < 2; step++) update(&x, with_master, &a, &draw, number % 4 != 3);
+        tensor_check(&x);
+      }
+}
+
+/* ---- cross-entropy --------------------------------------------------------- */
+static bool near(double got, double want, double bound) { return fabs(got - want) <= bound || got == want || (isnan(got) && isnan(want)); }
+
+/* What both make of logits; the gradient in its own type, or in the logits' place. */
+static void loss_case(const char *what, struct matrix logits, const int32_t *targets, enum dtype t, bool in_place) {
+  const int64_t rows = logits.rows, n = logits.cols;
+  struct twin x = twin_of(logits), nll = twin_of(rig_matrix(DTYPE_F32, 1, rows)), d = twin_of(rig_matrix(in_place ? DTYPE_F32 : t, rows, n));
+  int32_t *device_targets = static_cast<int32_t *>(rig_put(&rig, targets, (size_t)rows * sizeof *targets));
+  float *host_nll = static_cast<float *>(nll.host.data), *device_nll = static_cast<float *>(nll.device.data);
+  rig.cpu->k->cross_entropy(rig.cpu, host_nll, &d.host, &x.host, targets, 0.37f);
+  rig.gpu->k->cross_entropy(rig.gpu, device_nll, NULL, &x.device, device_targets, 0.37f);
+  struct matrix alone = rig_matrix_get(&rig, &nll.device);
+  rig.gpu->k->cross_entropy(rig.gpu, device_nll, in_place ? &x.device : &d.device, &x.device, device_targets, 0.37f);
+  struct matrix got_nll = rig_matrix_get(&rig, &nll.device), got = rig_matrix_get(&rig, in_place ? &x.device : &d.device);
+  rig_same("nll with and without a gradient", &got_nll, &alone);
+  for (int64_t r = 0; r < rows; r++) {
+    const double want = (double)host_nll[r], have = rig_value(&got_nll, r);
+    if (!near(have, want, 2e-6 * (1 + fabs(want)))) FAIL("%s: nll of row %" PRId64 " is %.9g, expected %.9g", what, r, have, want);
+    for (int64_t i = 0; i < n; i++) {
+      const double dw = rig_value(&d.host, r * n + i), dg = rig_value(&got, r * n + i);
+      const double bound = (got.dtype == DTYPE_BF16 ? 0x1p-7 : 4e-6) * fabs(dw) + (i == targets[r] ? 2e-7 : 1e-37);
+      if (!near(dg, dw, bound)) {
+        FAIL("%s: gradient of row %" PRId64 " column %" PRId64 " is %.9g, expected %.9g", what, r, i, dg, dw);
+        break;
+      }
+    }
+  }
+  free(alone.data), free(got_nll.data), free(got.data);
+  rig_drop(&rig, device_targets);
+  twin_drop(&x), twin_drop(&nll), twin_drop(&d);
+}
+
+TEST(cross_entropy) {
+  static const int64_t vocab[] = {1, 2, 7, 64, 258, 1000, 4096, 4099, 5000, 50257, 128256};
+  int number = 0;
+  for (int64_t n : vocab)
+    for (int mode = 0; mode < 3; mode++, number++) {
+      const int64_t rows = n > 5000 ? 2 : 5;
+      int32_t targets[5];
+      for (int r = 0; r < 5; r++) targets[r] = r == 3 ? -1 : (int32_t)((r + 1) * 7919 * (number + 1) % n);
+      loss_case("random", rig_random(DTYPE_F32, rows, n, 20 + (uint64_t)number, 6.0), targets, twin_types[mode == 1], mode == 2);
+    }
+}
+
+TEST(cross_entropy_extremes) {
+  enum { N = 1100, ROWS = 9 };
+  for (int mode = 0; mode < 3; mode++) {
+    const int64_t n = mode == 1 ? N + 1 : N;
+    struct matrix x = rig_matrix(DTYPE_F32, ROWS, n);
+    int32_t targets[ROWS];
+    for (int r = 0; r < ROWS; r++) targets[r] = 3;
+    for (int64_t i = 0; i < n; i++) {
+      const double row[ROWS] = {i == 3 ? 1e30 : -1e30,   i == 4 ? 1e30 : -1e30, i % 2 ? 0.0 : -INFINITY,
+                                i == 3 ? -INFINITY : 0.0, i == 1099 ? NAN : 1.0, i == 7 ? INFINITY : 1.0,
+                                -1e30,                    -INFINITY,             i < 1000 ? -1000.0 - (double)i : -INFINITY};
+      for (int r = 0; r < ROWS; r++) rig_set(&x, r * n + i, row[r]);
+    }
+    loss_case("extremes", x, targets, DTYPE_F32, mode == 2);
+  }
+}
+
+int main() {
+  const struct extent x = extents();
+  rig = rig_open("sm90", &x);
+  RUN(measure);
+  RUN(adamw);
+  RUN(cross_entropy);
+  RUN(cross_entropy_extremes);
+  rig_close(&rig);
+  return test_report();
+}
