@@ -56,7 +56,7 @@ static bool run(const struct bench *b, struct attention *a, struct error *e) {
   /* Q K^T and P V over the causal half; backward has five such products. */
   const double pair = 2.0 * (double)x->batch * (double)x->n_heads * (double)x->seq_len * (double)(x->seq_len + 1) / 2 * (double)x->head_dim;
   const double roof = strcmp(a->d->k->backend, "cpu") == 0 ? cpu_peak_fma(a->d) : 0;
-  char text[128];
+  char text[256];
   a->d->k->describe(a->d, text, sizeof text);
   bench_title(b, "backend %s: %s", a->d->k->backend, text);
   bench_title(b, "causal attention, %s: batch %" PRId64 ", %" PRId64 " tokens, %" PRId64 " heads, %" PRId64 " for keys and values, of %" PRId64,

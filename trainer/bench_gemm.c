@@ -92,7 +92,7 @@ static double rate(const struct product *p, double seconds) {
 /* AMX has no register loop of its own here: its roof is the contraction at its best. */
 static bool find_roofs(const struct bench *b, struct device *d, struct roofs *r, struct error *e) {
   *r = (struct roofs){0};
-  char text[128];
+  char text[256];
   d->k->describe(d, text, sizeof text);
   bench_title(b, "backend %s: %s", d->k->backend, text);
   if (strcmp(d->k->backend, "cpu") != 0) return true;

@@ -132,7 +132,7 @@ bool bench_step(struct bench *b, struct error *e) {
     for (int i = 0; good && i < n; i++) good = update(&s[i], at, e);
 
   if (good) {
-    char text[128];
+    char text[256];
     const struct run *run = &s[0].run;
     double bf16 = 0;
     for (int i = 0; i < n; i++)

@@ -150,10 +150,20 @@ void cuda_adamw_update(struct device *d, void *param, enum dtype param_dtype, fl
                        struct update_measure *measured);
 void cuda_measure(struct device *d, struct measure *measured, const struct matrix *x);
 
+/* Attention of any head_dim up to 256, BF16 or FP32, without tensor cores. */
+void cuda_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit, struct quantise_counts *counts,
+                            const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,
+                            const struct attention_shape *s);
+void cuda_attention_backward(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts, const struct matrix *d_out,
+                             const struct attention_gradient *g, const struct matrix *out, const float *lse,
+                             const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,
+                             const struct attention_shape *s);
+
 /* Scratch that each group of operations needs; each takes it from its beginning. */
 int64_t cuda_producer_scratch_bytes(const struct extent *x); /* producers, embedding, loss, optimizer */
 int64_t cuda_embedding_scratch_bytes(int64_t tokens);        /* of it, the embedding's */
 int64_t cuda_rmsnorm_scratch_bytes(int64_t rows, int64_t cols);
+int64_t cuda_attention_scratch_bytes(const struct extent *x);
 
 /* contract keeps a library's handle and its choices of algorithms. */
 bool cuda_contract_open(struct cuda_device *d, struct error *e);
@@ -164,6 +174,10 @@ void cuda_contract(struct device *d, struct matrix *out, const struct operand *a
                    const struct matrix *add);
 
 /* Attention on Hopper's tensor cores: kernels/sm90. */
+/* sm90's attention: its own kernel's or cuda_attention_forward (kernels/sm90/attention.cu). */
+void sm90_choose_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit, struct quantise_counts *counts,
+                                   const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,
+                                   const struct attention_shape *s);
 void sm90_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit, struct quantise_counts *counts,
                             const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,
                             const struct attention_shape *s);

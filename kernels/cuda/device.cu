@@ -16,13 +16,14 @@ void describe(const struct device *d, char *text, int size) {
   int runtime = 0, driver = 0;
   cudaRuntimeGetVersion(&runtime);
   cudaDriverGetVersion(&driver);
-  snprintf(text, static_cast<size_t>(size), "GPU %d: %s, %d multiprocessors, CUDA %d.%d on a driver for %d.%d, contractions by %s",
+  snprintf(text, static_cast<size_t>(size), "GPU %d: %s, %d multiprocessors, CUDA %d.%d on a driver for %d.%d, contractions by %s, attention %s",
            cuda_of(d)->ordinal, cuda_of(d)->name, cuda_of(d)->sm_count, runtime / 1000, runtime / 10 % 100, driver / 1000,
-           driver / 10 % 100, contract);
+           driver / 10 % 100, contract,
+           strcmp(d->k->backend, "sm90") == 0 ? "without tensor cores but forward in bf16 of head_dim 64 and 128" : "without tensor cores");
 }
 
 int64_t scratch_bytes(const struct device *d, const struct extent *x) {
-  const int64_t group[] = {cuda_contract_scratch_bytes(cuda_of(d), x), cuda_producer_scratch_bytes(x),
+  const int64_t group[] = {cuda_contract_scratch_bytes(cuda_of(d), x), cuda_producer_scratch_bytes(x), cuda_attention_scratch_bytes(x),
                            sm90_attention_forward_scratch_bytes(x)};
   int64_t most = 0;
   for (int64_t bytes : group)
@@ -132,6 +133,8 @@ struct kernels shared_table(const char *backend) {
   k.rope_backward = cuda_rope_backward;
   k.swiglu_forward = cuda_swiglu_forward;
   k.swiglu_backward = cuda_swiglu_backward;
+  k.attention_forward = cuda_attention_forward;
+  k.attention_backward = cuda_attention_backward;
   k.contract = cuda_contract;
   k.cross_entropy = cuda_cross_entropy;
   k.adamw_update = cuda_adamw_update;
@@ -142,7 +145,7 @@ struct kernels shared_table(const char *backend) {
 
 struct kernels hopper_table() {
   struct kernels k = shared_table("sm90");
-  k.attention_forward = sm90_attention_forward;
+  k.attention_forward = sm90_choose_attention_forward;
   return k;
 }
 

@@ -1,0 +1,11 @@
+/* Which attention sm90 runs: its own kernels' for what they take, else that of
+ * kernels/cuda without tensor cores. */
+#include "kernels/sm90/attention.h"
+
+extern "C" void sm90_choose_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit,
+                                              struct quantise_counts *counts, const struct matrix *qkv,
+                                              const struct attention_payload *payload, const int32_t *starts,
+                                              const struct attention_shape *s) {
+  if (sm90_attention_takes(s, qkv->dtype)) sm90_attention_forward(d, out, lse, max_logit, counts, qkv, payload, starts, s);
+  else cuda_attention_forward(d, out, lse, max_logit, counts, qkv, payload, starts, s);
+}
