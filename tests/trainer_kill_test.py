@@ -49,7 +49,7 @@ def killed_often(np, kills, seed):
         check(out.code == (137 if np else -9), f"exit code {out.code}", out.text)
         resumed = re.search(r"resumed from \S+ at update (\d+)\n", out.text)
         check("passed over" not in out.text, "what a killed process left is no damaged checkpoint", out.text)
-        check((saved == 0 and not resumed) or int(resumed.group(1)) >= saved, f"resumed from {saved} or later", out.text)
+        check(saved == 0 or resumed and int(resumed.group(1)) >= saved, f"resumed from {saved} or later", out.text)
         saved = max([saved] + [int(u) for u in re.findall(r"update +(\d+) +saved", out.text)])
         inside += os.path.isdir(place.at(name, "checkpoints")) and bool(place.temporaries(name))
         kill += 1
