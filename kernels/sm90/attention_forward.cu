@@ -146,8 +146,11 @@ struct softmax_rows {
   float l[2];   /* this thread's part of the sum of P */
 };
 
-__device__ int own_row(int i) { return static_cast<int>(threadIdx.x) % 128 / 32 * 16 + 8 * i + static_cast<int>(threadIdx.x) % 32 / 4; }
-__device__ int own_column() { return static_cast<int>(threadIdx.x) % 4 * 2; }
+__device__ int own_row(int i) { return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * i; }
+__device__ int own_column() { return static_cast<int>(threadIdx.x % 4 * 2); }
+
+/* A value that all lanes have; the compiler then knows it. */
+__device__ int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
 /* One arrival a warp, when all of its threads are done. */
 __device__ void release(uint64_t *empty) {
@@ -155,22 +158,22 @@ __device__ void release(uint64_t *empty) {
 }
 
 /* scores[64][128] = Q K^T; issued, not waited for. */
-template <int D> __device__ void issue_scores(float (&scores)[TILE / 2], const char *q, const char *k) {
+template <int D> __device__ void issue_scores(float (&scores)[TILE / 2], uint64_t q, uint64_t k) {
   sm90_wgmma_fence();
 #pragma unroll
   for (int step = 0; step < D / 16; step++) {
-    const int at = step / 4 * TILE * CHUNK * 2 + step % 4 * 32;
-    sm90_wgmma_ss<TILE, false, false>(scores, sm90_descriptor(q + at, 16, 1024), sm90_descriptor(k + at, 16, 1024), step > 0);
+    const uint32_t at = static_cast<uint32_t>(step / 4 * TILE * CHUNK * 2 + step % 4 * 32);
+    sm90_wgmma_ss<TILE, false, false>(scores, sm90_descriptor_advance(q, at), sm90_descriptor_advance(k, at), step > 0);
   }
   sm90_wgmma_commit();
 }
 
 /* out[64][D] (+)= P V; issued, not waited for. */
-template <int D> __device__ void issue_output(float (&out)[D / 2], const uint32_t (&p)[TILE / 16][4], const char *v, bool accumulate) {
+template <int D> __device__ void issue_output(float (&out)[D / 2], const uint32_t (&p)[TILE / 16][4], uint64_t v, bool accumulate) {
   sm90_wgmma_fence();
 #pragma unroll
   for (int step = 0; step < TILE / 16; step++)
-    sm90_wgmma_rs<D, true>(out, p[step], sm90_descriptor(v + step * 16 * CHUNK * 2, TILE * CHUNK * 2, 1024), accumulate || step > 0);
+    sm90_wgmma_rs<D, true>(out, p[step], sm90_descriptor_advance(v, static_cast<uint32_t>(step * 16 * CHUNK * 2)), accumulate || step > 0);
   sm90_wgmma_commit();
 }
 
@@ -270,18 +273,23 @@ __device__ void store(shared<D> *s, int consumer, float (&out)[D / 2], const sof
 template <int D, class Round>
 __device__ void consume(shared<D> *s, const CUtensorMap *out_map, const arguments &a) {
   constexpr int STAGES = shared<D>::STAGES;
-  const int consumer = static_cast<int>(threadIdx.x) / 128 - 1;
-  const char *q_rows = s->q + consumer * (ROWS * CHUNK * 2);
+  const int consumer = uniform(static_cast<int>(threadIdx.x / 128)) - 1;
+  const uint64_t q_tile = sm90_descriptor(s->q + consumer * (ROWS * CHUNK * 2), 16, 1024), k_tiles = sm90_descriptor(s->k, 16, 1024),
+                 v_tiles = sm90_descriptor(s->v, TILE * CHUNK * 2, 1024);
   place<STAGES> k, v;
   place<1> q;
   float largest = -F32_INFINITY;
   if (consumer == 1) sm90_named_barrier_arrive(TURN, 2 * 128);
+  const auto stage_of = [](uint64_t tiles, const place<STAGES> &at) {
+    return sm90_descriptor_advance(tiles, static_cast<uint32_t>(uniform(at.stage)) * shared<D>::BYTES);
+  };
   for (;;) {
     sm90_barrier_wait(&s->q_full, q.parity);
     q.advance();
-    const int index = s->tile;
+    const int index = uniform(s->tile);
     if (index == NO_TILE) break;
-    const tile t = tile_at(a, index);
+    tile t = tile_at(a, index);
+    t.first = uniform(t.first);
     /* Of this thread's rows, and of the consumer's last: a tile of keys before that row's start is masked. */
     int row[2], start[2] = {0, 0}, last_start = 0;
     const int position = t.query * TILE + consumer * ROWS;
@@ -298,15 +306,16 @@ __device__ void consume(shared<D> *s, const CUtensorMap *out_map, const argument
     softmax_rows rows = {{-F32_INFINITY, -F32_INFINITY}, {-F32_INFINITY, -F32_INFINITY}, {0.0f, 0.0f}};
     for (int j = t.last; j >= t.first; j--) {
       const bool begins = j == t.last;
+      const uint64_t k_tile = stage_of(k_tiles, k);
       sm90_barrier_wait(&s->k_full[k.stage], k.parity);
       if (begins) {
-        issue_scores<D>(scores, q_rows, s->k[k.stage]);
+        issue_scores<D>(scores, q_tile, k_tile);
         sm90_wgmma_wait<0>();
       } else {
         sm90_named_barrier_sync(TURN + consumer, 2 * 128);
-        issue_scores<D>(scores, q_rows, s->k[k.stage]);
+        issue_scores<D>(scores, q_tile, k_tile);
         sm90_barrier_wait(&s->v_full[v.stage], v.parity);
-        issue_output<D>(out, p, s->v[v.stage], j + 1 < t.last);
+        issue_output<D>(out, p, stage_of(v_tiles, v), j + 1 < t.last);
         sm90_named_barrier_arrive(TURN + 1 - consumer, 2 * 128);
         sm90_wgmma_wait<1>();
       }
@@ -329,7 +338,7 @@ __device__ void consume(shared<D> *s, const CUtensorMap *out_map, const argument
       round_p<Round>(p, scores);
     }
     sm90_barrier_wait(&s->v_full[v.stage], v.parity);
-    issue_output<D>(out, p, s->v[v.stage], t.first < t.last);
+    issue_output<D>(out, p, stage_of(v_tiles, v), t.first < t.last);
     sm90_wgmma_wait<0>();
     sm90_wgmma_registers(out);
     release(&s->v_empty[v.stage]);

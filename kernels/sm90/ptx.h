@@ -78,8 +78,10 @@ SM90_DEVICE uint64_t sm90_descriptor(const void *tile, uint32_t leading_bytes, u
          (uint64_t)(stride_bytes >> 4 & 0x3FFF) << 32 | UINT64_C(1) << 62;
 }
 
-/* The same tile, `bytes` further on. */
-SM90_DEVICE uint64_t sm90_descriptor_advance(uint64_t descriptor, uint32_t bytes) { return descriptor + (bytes >> 4); }
+/* The same tile, `bytes` further on: the start alone changes, without a carry. */
+SM90_DEVICE uint64_t sm90_descriptor_advance(uint64_t descriptor, uint32_t bytes) {
+  return (descriptor & ~UINT64_C(0xFFFFFFFF)) | ((uint32_t)descriptor + (bytes >> 4));
+}
 
 /* Where column c (of 64) of row r stands in a tile of the 128-byte swizzle, in BF16 elements. */
 SM90_DEVICE uint32_t sm90_swizzled(uint32_t r, uint32_t c) { return r * 64 + ((c / 8 ^ r % 8) * 8 + c % 8); }
