@@ -67,6 +67,7 @@ SM90       = -gencode arch=compute_90a,code=sm_90a
 SM100      = -gencode arch=compute_100a,code=sm_100a
 CFLAGS_kernels_device = -DFP4D_CUDA
 CFLAGS_kernels_cuda_libraries = -isystem $(CUDA_HOME)/include -DFP4D_CUDA_HOME='"$(CUDA_HOME)"'
+CFLAGS_kernels_cuda_probe = -isystem $(CUDA_HOME)/include
 CUDA_OBJECTS = $(patsubst %.cu,$(BUILD)/%.o,$(wildcard kernels/cuda/*.cu kernels/sm90/*.cu kernels/sm100/*.cu))
 LDLIBS    += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
 endif

@@ -52,6 +52,9 @@ int comm_local_world(const struct comm *c);
 /* "Open MPI v4.1.4, 2 ranks on 1 host: name x2" or "single process"; for the run header. */
 const char *comm_topology(const struct comm *c);
 
+/* "Open MPI v4.1.4", of the library that is loaded, whether it was initialised or not. */
+const char *comm_library(void);
+
 /* Starts the watchdog; all ranks call it, soon after comm_open.  May be called
  * again with other limits. */
 bool comm_watch(struct comm *c, const struct comm_limits *limits, struct error *e);

@@ -263,4 +263,12 @@ int comm_rank(const struct comm *c) { return c->rank; }
 int comm_world(const struct comm *c) { return c->world; }
 int comm_local_rank(const struct comm *c) { return c->local_rank; }
 int comm_local_world(const struct comm *c) { return c->local_world; }
+const char *comm_library(void) {
+  static char library[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  if (MPI_Get_library_version(library, &length) != MPI_SUCCESS) return "an MPI library that does not tell its version";
+  library[strcspn(library, ",\n")] = 0;
+  return library;
+}
+
 const char *comm_topology(const struct comm *c) { return c->topology; }

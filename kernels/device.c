@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "kernels/probe.h"
 
 struct device *cpu_open(int threads, struct error *e);
 #ifdef FP4D_CUDA
@@ -24,3 +25,24 @@ struct device *device_open_rank(const char *backend, int threads, int local_rank
 }
 
 struct device *device_open(const char *backend, int threads, struct error *e) { return device_open_rank(backend, threads, 0, e); }
+
+#ifndef FP4D_CUDA
+static bool without_cuda(struct error *e) { return error_set(e, ERROR_DEVICE, "this program was built without CUDA"); }
+
+bool gpus_find(struct gpus_found *out, struct error *e) {
+  memset(out, 0, sizeof *out);
+  return without_cuda(e);
+}
+
+void gpus_release(struct gpus_found *f) { (void)f; }
+
+bool gpu_cublaslt_version(char *text, int size, struct error *e) {
+  (void)text, (void)size;
+  return without_cuda(e);
+}
+
+bool gpu_nccl_version(char *text, int size, struct error *e) {
+  (void)text, (void)size;
+  return without_cuda(e);
+}
+#endif

@@ -38,7 +38,7 @@ extern const struct argument command_train_arguments[], command_check_arguments[
     command_bench_arguments[], command_capture_arguments[], command_compare_arguments[],
     command_ablate_arguments[], command_tokenize_arguments[], command_export_arguments[], command_import_arguments[],
     command_score_arguments[], command_diff_arguments[],
-    command_reshard_arguments[], command_help_arguments[];
+    command_reshard_arguments[], command_doctor_arguments[], command_help_arguments[];
 int command_train(int argc, char **argv);
 int command_check(int argc, char **argv);
 int command_plan(int argc, char **argv);
@@ -57,6 +57,7 @@ int command_import(int argc, char **argv);
 int command_score(int argc, char **argv);
 int command_diff(int argc, char **argv);
 int command_reshard(int argc, char **argv);
+int command_doctor(int argc, char **argv);
 int command_help(int argc, char **argv);
 
 #endif

@@ -9,6 +9,7 @@
 #define WORD_(x) #x
 #define WORD(x) WORD_(x)
 #define CUBLASLT "libcublasLt.so." WORD(CUBLAS_VER_MAJOR)
+#define NCCL "libnccl.so.2"
 
 static void *find(const char *name) {
   const char *const folders[] = {NULL, getenv("CUDA_HOME"), FP4D_CUDA_HOME};
@@ -22,15 +23,32 @@ static void *find(const char *name) {
   return NULL;
 }
 
+static void not_found(const char *name, const char *package, struct error *e) {
+  const char *why = dlerror();
+  error_set(e, ERROR_DEVICE, "%s was not found: %s", name, why ? why : "no reason given");
+  error_hint(e, "install %s, or set CUDA_HOME or LD_LIBRARY_PATH to where it is", package);
+}
+
+bool cuda_nccl_version(int *version, struct error *e) {
+  void *library = find(NCCL);
+  if (!library) {
+    not_found(NCCL, "NCCL 2", e);
+    return false;
+  }
+  union {
+    void *address;
+    int (*call)(int *version); /* ncclResult_t, whose 0 is success */
+  } get = {dlsym(library, "ncclGetVersion")};
+  return (get.address && get.call(version) == 0) || error_set(e, ERROR_DEVICE, "%s does not tell its version", NCCL);
+}
+
 const struct cuda_cublaslt *cuda_cublaslt_open(struct error *e) {
   static struct cuda_cublaslt table;
   static bool loaded;
   if (loaded) return &table;
   void *library = find(CUBLASLT);
   if (!library) {
-    const char *why = dlerror();
-    error_set(e, ERROR_DEVICE, "%s was not found: %s", CUBLASLT, why ? why : "no reason given");
-    error_hint(e, "install CUDA %d's cuBLAS, or set CUDA_HOME or LD_LIBRARY_PATH to where it is", CUBLAS_VER_MAJOR);
+    not_found(CUBLASLT, "cuBLAS of CUDA " WORD(CUBLAS_VER_MAJOR), e);
     return NULL;
   }
 #define ENTRY(name) {"cublasLt" #name, offsetof(struct cuda_cublaslt, name)}
