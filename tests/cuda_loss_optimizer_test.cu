@@ -15,13 +15,17 @@ static struct measure measure_get(const struct measure *device) {
   return m;
 }
 
-/* The last has several waves of chunks where the model runs. */
+/* Numbers of like size, in which the order of a sum shows, and of any. The last has
+ * several waves of chunks where the model runs. */
 TEST(measure) {
   static const int64_t sizes[] = {1, 5, 127, 1023, 1024, 1025, 4097, 65535, 65536, 65537, 131072 + 77, 9 * 65536 + 3};
   int number = 0;
   for (int64_t n : sizes)
-    for (enum dtype t : twin_types) {
-      struct twin x = twin_shifted(twin_values(t, n > 2000 ? n / 1000 : 1, n > 2000 ? 1000 : n, 20 + (uint64_t)number, 3.0), number % 3 == 1);
+    for (int kind = 0; kind < 4; kind++) {
+      const enum dtype t = twin_types[kind % 2];
+      const int64_t rows = kind >= 2 && n > 2000 ? n / 1000 : 1, cols = rows > 1 ? 1000 : n;
+      const uint64_t key = 20 + (uint64_t)number;
+      struct twin x = twin_shifted(kind < 2 ? rig_random(t, rows, cols, key, 3.0) : twin_values(t, rows, cols, key, 3.0), number % 3 == 1);
       struct measure want = {0.7, 2, number % 2 ? 1e38f : 0.0f};
       struct measure *device = static_cast<struct measure *>(rig_put(&rig, &want, sizeof want));
       for (int twice = 0; twice < 2; twice++) { /* added to what is there */
@@ -96,7 +100,7 @@ TEST(adamw) {
       for (int with_master = 0; with_master < 2; with_master++, number++) {
         struct adamw a = {3e-3f, 0.9f, 0.95f, number % 7 == 6 ? 0.0f : 1e-8f, number % 3 ? 0.1f : 0.0f, 0.7f, 0.271f, 0.142625f};
         struct draw draw = {};
-        draw.seed = 0x123456789ABCDEFu, draw.update = 17, draw.layer = 5, draw.operand = DRAW_PARAMETER, draw.first_sample = firsts[number % 6];
+        draw.seed = 0x123456789ABCDEFu, draw.update = 17, draw.layer = 5, draw.operand = DRAW_PARAMETER, draw.first_sample = firsts[number / 4 % 6];
         struct tensor x = tensor_of(t, twin_types[number / 4 % 2], n, number, number % 5 == 2);
         for (int step = 0; step < 2; step++) update(&x, with_master, &a, &draw, number % 4 != 3);
         tensor_check(&x);

@@ -74,32 +74,38 @@ struct loss {
   int64_t rows, n;
 };
 
-/* V elements a thread at once: 4 of rows that are whole, else 1. */
+/* V elements a thread at once: 4 of rows that are whole, else 1; AHEAD times, a block's
+ * width apart.  -inf past the row's end. */
+template <int V> CUDA_INLINE void logits_load(float (&v)[AHEAD * V], const float *x, int64_t first, int64_t n) {
+#pragma unroll
+  for (int a = 0; a < AHEAD; a++) {
+    const int64_t i = first + (int64_t)a * THREADS * V;
+#pragma unroll
+    for (int e = 0; e < V; e++) v[a * V + e] = -F32_INFINITY;
+    if (i >= n) continue;
+    if constexpr (V == 4) {
+      const float4 q = *(const float4 *)(x + i);
+      v[a * V] = q.x, v[a * V + 1] = q.y, v[a * V + 2] = q.z, v[a * V + 3] = q.w;
+    } else {
+      v[a] = x[i];
+    }
+  }
+}
+
 template <typename D, int V>
 __global__ void __launch_bounds__(THREADS) loss_rows(const __grid_constant__ struct loss l) {
   __shared__ struct online shared[THREADS / 32];
-  constexpr bool WHOLE = V > 1;
-  constexpr int64_t STEP = (int64_t)THREADS * V;
+  constexpr int64_t STEP = (int64_t)AHEAD * THREADS * V;
   const int64_t n = l.n, own = (int64_t)threadIdx.x * V;
   for (int64_t row = blockIdx.x; row < l.rows; row += gridDim.x) {
     const int32_t target = l.targets[row];
     CUDA_DEVICE_REQUIRE(target < n, "target outside the vocabulary");
     const float *x = l.logits + row * n;
     struct online o = {-F32_INFINITY, 0.0f};
+    float v[AHEAD * V];
     if (target >= 0) {
-      for (int64_t first = own; first < n; first += AHEAD * STEP) {
-        float v[AHEAD * V];
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-          const int64_t i = first + a * STEP;
-          if (WHOLE && i < n) {
-            const float4 q = *(const float4 *)(x + i);
-            v[a * V] = q.x, v[a * V + 1 % V] = q.y, v[a * V + 2 % V] = q.z, v[a * V + 3 % V] = q.w;
-          } else {
-#pragma unroll
-            for (int e = 0; e < V; e++) v[a * V + e] = i < n ? x[i] : -F32_INFINITY;
-          }
-        }
+      for (int64_t first = own; first < n; first += STEP) {
+        logits_load<V>(v, x, first, n);
         online_take(o, v);
       }
       o = online_block(o, shared);
@@ -111,31 +117,25 @@ __global__ void __launch_bounds__(THREADS) loss_rows(const __grid_constant__ str
     if (!l.d_logits) continue;
     __syncthreads(); /* d_logits may be logits: everyone has read the target's */
     D *d = (D *)l.d_logits + row * n;
-    for (int64_t i = own + (n - 1) / STEP * STEP; i >= 0; i -= STEP) {
-      if (i >= n) continue;
-      float v[V];
-      if (target < 0) {
+    for (int64_t first = own + (n - 1) / STEP * STEP; first >= 0; first -= STEP) {
+      if (target >= 0) logits_load<V>(v, x, first, n);
 #pragma unroll
-        for (int e = 0; e < V; e++) v[e] = 0.0f;
-      } else {
-        if (WHOLE) {
-          const float4 q = *(const float4 *)(x + i);
-          v[0] = q.x, v[1 % V] = q.y, v[2 % V] = q.z, v[3 % V] = q.w;
-        } else {
-          v[0] = x[i];
-        }
+      for (int a = 0; a < AHEAD; a++) {
+        const int64_t i = first + (int64_t)a * THREADS * V;
+        if (i >= n) continue;
+        float part[V];
 #pragma unroll
         for (int e = 0; e < V; e++) {
-          v[e] = (f32_exp(v[e] - o.top) * inverse) * l.grad_scale;
-          if (i + e == target) v[e] = at_target;
+          part[e] = target < 0 ? 0.0f : (f32_exp(v[a * V + e] - o.top) * inverse) * l.grad_scale;
+          if (i + e == target) part[e] = at_target;
         }
-      }
-      if constexpr (WHOLE) {
-        packed<D, V> p;
-        pack(p, v);
-        row_store<true>(d, i, n, p);
-      } else {
-        element_set(d + i, v[0]);
+        if constexpr (V > 1) {
+          packed<D, V> p;
+          pack(p, part);
+          row_store<true>(d, i, n, p);
+        } else {
+          element_set(d + i, part[0]);
+        }
       }
     }
   }

@@ -75,28 +75,34 @@ constexpr int LONGSUM_WAVE = 16384;
 #endif
 constexpr int LONGSUM_SCRATCH_BYTES = (LONGSUM_WAVE + 1) * (int)sizeof(struct longsum_part);
 
-/* add(total) when the last wave is in. */
+/* add(total) when the last wave is in.  Four threads, of a warp each, add one figure
+ * each: a chain of additions in registers, of parts that stand in shared memory. */
 template <typename ADD>
 static __global__ void longsum_total(struct longsum_part *parts, int n, bool first, bool last, ADD add) {
-  __shared__ struct longsum_part piece[128];
+  __shared__ struct longsum_part piece[LONGSUM_THREADS];
   __shared__ struct longsum_part total;
-  const int t = (int)threadIdx.x;
-  if (t == 0) {
-    total = parts[LONGSUM_WAVE];
-    if (first) total.sum[0] = total.sum[1] = 0.0, total.count = 0, total.largest = 0;
-  }
-  for (int from = 0; from < n; from += 128) {
-    const int have = n - from < 128 ? n - from : 128;
+  const int t = (int)threadIdx.x, figure = t % 32 == 0 ? t / 32 : -1;
+  struct longsum_part own = {};
+  if (!first && figure >= 0) own = parts[LONGSUM_WAVE];
+  for (int from = 0; from < n; from += LONGSUM_THREADS) {
+    const int have = n - from < LONGSUM_THREADS ? n - from : LONGSUM_THREADS;
     if (t < have) piece[t] = parts[from + t];
     __syncthreads();
-    if (t % 32 == 0 && t < 64)
-      for (int i = 0; i < have; i++) total.sum[t / 32] = total.sum[t / 32] + piece[i].sum[t / 32];
-    if (t == 64)
-      for (int i = 0; i < have; i++) total.count += piece[i].count;
-    if (t == 96)
-      for (int i = 0; i < have; i++) total.largest = piece[i].largest > total.largest ? piece[i].largest : total.largest;
+    if (figure == 0)
+      for (int i = 0; i < have; i++) own.sum[0] = own.sum[0] + piece[i].sum[0];
+    if (figure == 1)
+      for (int i = 0; i < have; i++) own.sum[1] = own.sum[1] + piece[i].sum[1];
+    if (figure == 2)
+      for (int i = 0; i < have; i++) own.count += piece[i].count;
+    if (figure == 3)
+      for (int i = 0; i < have; i++) own.largest = piece[i].largest > own.largest ? piece[i].largest : own.largest;
     __syncthreads();
   }
+  if (figure == 0) total.sum[0] = own.sum[0];
+  if (figure == 1) total.sum[1] = own.sum[1];
+  if (figure == 2) total.count = own.count;
+  if (figure == 3) total.largest = own.largest;
+  __syncthreads();
   if (t != 0) return;
   if (last) add(total);
   else parts[LONGSUM_WAVE] = total;
@@ -117,7 +123,7 @@ static inline void longsum_waves(struct cuda_device *d, int64_t n, LAUNCH launch
 /* The same, then add(total) on the device. */
 template <typename LAUNCH, typename ADD> static inline void longsum(struct cuda_device *d, int64_t n, LAUNCH launch, ADD add) {
   longsum_waves(d, n, launch, [&](int wave, bool first, bool last) {
-    CUDA_LAUNCH(d, (longsum_total<ADD>), 1, 128, 0, (struct longsum_part *)(void *)d->scratch, wave, first, last, add);
+    CUDA_LAUNCH(d, (longsum_total<ADD>), 1, LONGSUM_THREADS, 0, (struct longsum_part *)(void *)d->scratch, wave, first, last, add);
   });
 }
 
