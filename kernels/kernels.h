@@ -383,6 +383,9 @@ struct kernels {
    * added to (amax: maximum taken with) *measured. */
   void (*measure)(struct device *d, struct measure *measured, const struct matrix *x);
 
+  /* *sum += the elements of x, in FP64 by the same tree. */
+  void (*sum)(struct device *d, double *sum, const struct matrix *x);
+
   void (*close)(struct device *d);
 };
 

@@ -65,7 +65,18 @@ FP4D_INLINE float reduce_row_dot(const float *a, const float *b, int64_t n) {
   return reduce_pairs(lanes, REDUCE_LANES);
 }
 
-/* Sum of x[i]^2 of an array of any length, in FP64. */
+/* Sums of x[i] and of x[i]^2 of an array of any length, in FP64. */
+FP4D_INLINE double reduce_long_sum(const float *x, int64_t n) {
+  double sum = 0.0, lanes[REDUCE_LANES];
+  for (int64_t first = 0; first < n; first += REDUCE_CHUNK) {
+    for (int l = 0; l < REDUCE_LANES; l++) lanes[l] = 0.0;
+    for (int64_t i = first; i < n && i < first + REDUCE_CHUNK; i++)
+      lanes[i % REDUCE_LANES] = lanes[i % REDUCE_LANES] + (double)x[i];
+    sum = sum + reduce_pairs_f64(lanes, REDUCE_LANES);
+  }
+  return sum;
+}
+
 FP4D_INLINE double reduce_long_sum_squares(const float *x, int64_t n) {
   double sum = 0.0, lanes[REDUCE_LANES];
   for (int64_t first = 0; first < n; first += REDUCE_CHUNK) {

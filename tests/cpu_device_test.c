@@ -55,7 +55,7 @@ TEST(table) {
   CHECK(k->refuse_encoding && k->refuse_attention && k->attention_gradient && k->quantise && k->embedding_forward && k->embedding_backward);
   CHECK(k->add_rmsnorm_forward && k->add_rmsnorm_backward && k->rope_forward && k->rope_backward);
   CHECK(k->attention_forward && k->attention_backward && k->swiglu_forward && k->swiglu_backward);
-  CHECK(k->contract && k->cross_entropy && k->adamw_update && k->measure);
+  CHECK(k->contract && k->cross_entropy && k->adamw_update && k->measure && k->sum);
 
   struct extent x = {.tokens = 64, .head_chunk = 32, .hidden_size = 96, .ffn_size = 160, .vocab_size = 100,
                      .attention = {.batch = 2, .seq_len = 32, .n_heads = 4, .n_kv_heads = 2, .head_dim = 24}};

@@ -336,6 +336,35 @@ TEST(measure) {
   free(x.data);
 }
 
+TEST(sum) {
+  static const int64_t sizes[] = {0, 1, 1023, 4096, 65536, 2 * REDUCE_CHUNK + 77};
+  for (int i = 0; i < 12; i++) {
+    int64_t n = sizes[i / 2];
+    struct matrix x = test_random(test_types[i % 2], 1, n, 90 + (uint64_t)i, 1.0), wide = test_matrix(DTYPE_F32, 1, n);
+    double want = 0, size = 0, got[3];
+    for (int64_t e = 0; e < n; e++) {
+      test_set(&wide, e, test_get(&x, e));
+      want += test_get(&x, e), size += fabs(test_get(&x, e));
+    }
+    for (int k = 0; k < 3; k++) {
+      got[k] = 10.0;
+      cpu_sum(dev[k], &got[k], &x);
+      CHECK(got[k] == 10.0 + reduce_long_sum(wide.data, n));
+    }
+    CHECK(test_near(got[0], 10.0 + want, 1e-13 * (10.0 + size)));
+    /* What is not finite stays in the sum. */
+    if (n > 1) {
+      test_set(&x, n - 1, INFINITY);
+      cpu_sum(dev[1], &got[1], &x);
+      CHECK(got[1] == INFINITY);
+      test_set(&x, 0, -INFINITY);
+      cpu_sum(dev[2], &got[2], &x);
+      CHECK(isnan(got[2]));
+    }
+    free(x.data), free(wide.data);
+  }
+}
+
 static void weigh_chunk(const void *op, int64_t first, int64_t n, struct longsum_part *part) {
   part->sum[0] = (double)n;
   part->sum[1] = *(const double *)op * (double)(first / REDUCE_CHUNK % 1000 + 1);
@@ -391,6 +420,7 @@ int main(void) {
   RUN(stochastic_rounding_draws_the_contract);
   RUN(stochastic_rounding_is_unbiased);
   RUN(measure);
+  RUN(sum);
   RUN(long_sums_go_on_in_waves);
   RUN(bits_are_fixed);
   for (int k = 0; k < 3; k++) test_device_close(dev[k]);

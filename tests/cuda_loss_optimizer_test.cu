@@ -39,6 +39,26 @@ TEST(measure) {
     }
 }
 
+/* What is not finite stays in the sum, as on the CPU. */
+TEST(sum) {
+  static const int64_t sizes[] = {1, 5, 127, 1023, 1024, 1025, 4097, 65536, 65537, 131072 + 77, 9 * 65536 + 3};
+  int number = 0;
+  for (int64_t n : sizes)
+    for (enum dtype t : twin_types) {
+      struct twin x = twin_shifted(number % 5 == 4 ? twin_values(t, 1, n, 60 + (uint64_t)number, 3.0) : rig_random(t, 1, n, 60 + (uint64_t)number, 3.0), number % 3 == 1);
+      double want = 0.7, got = 0;
+      double *device = static_cast<double *>(rig_put(&rig, &want, sizeof want));
+      for (int twice = 0; twice < 2; twice++) { /* added to what is there */
+        rig.cpu->k->sum(rig.cpu, &want, &x.host);
+        rig.gpu->k->sum(rig.gpu, device, &x.device);
+      }
+      rig_get(&rig, &got, device, sizeof got);
+      CHECK(got == want || (isnan(got) && isnan(want)));
+      rig_drop(&rig, device), twin_drop(&x);
+      number++;
+    }
+}
+
 /* ---- AdamW ----------------------------------------------------------------- */
 struct tensor {
   struct twin param, master, m, v, grad;
@@ -172,6 +192,7 @@ int main() {
   const struct extent x = extents();
   rig = rig_open("sm90", &x);
   RUN(measure);
+  RUN(sum);
   RUN(adamw);
   RUN(cross_entropy);
   RUN(cross_entropy_extremes);

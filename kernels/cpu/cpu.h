@@ -100,6 +100,7 @@ void cpu_adamw_update(struct device *d, void *param, enum dtype param_dtype, flo
                       const void *grad, enum dtype grad_dtype, int64_t n, const struct adamw *a,
                       const struct draw *draw, struct update_measure *measured);
 void cpu_measure(struct device *d, struct measure *measured, const struct matrix *x);
+void cpu_sum(struct device *d, double *sum, const struct matrix *x);
 
 /* Instruction sets of the contraction.  The bits are the same in all; the name
  * of the one in use is what start-up records: "amx-bf16", "avx512-fma",

@@ -110,6 +110,7 @@ static const struct kernels table = {
     .cross_entropy = cpu_cross_entropy,
     .adamw_update = cpu_adamw_update,
     .measure = cpu_measure,
+    .sum = cpu_sum,
     .close = close_device,
 };
 

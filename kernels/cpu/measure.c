@@ -1,6 +1,7 @@
 /* Sum of squares, non-finite count and amax of a matrix: one look at every
  * element.  Squares are exact in FP64, so nothing overflows; non-finite
- * elements are told by their bits and left out of both other figures. */
+ * elements are told by their bits and left out of both other figures.
+ * And the plain sum, where they count as the numbers they are. */
 #include "kernels/cpu/longsum.h"
 #include "kernels/cpu/reduce.h"
 
@@ -45,4 +46,25 @@ void cpu_measure(struct device *d, struct measure *measured, const struct matrix
   measured->nonfinite += total.count;
   float amax = f32_from_bits(total.largest);
   if (amax > measured->amax) measured->amax = amax;
+}
+
+CPU_CLONES
+static void add(double *restrict lanes, const float *restrict x, int64_t n) {
+  for (int64_t l = 0; l < n; l++) lanes[l] = lanes[l] + (double)x[l];
+}
+
+static void sum_chunk(const void *op, int64_t first, int64_t n, struct longsum_part *part) {
+  const struct matrix *x = op;
+  double lanes[REDUCE_LANES] = {0};
+  float values[REDUCE_LANES];
+  for (int64_t i = 0; i < n; i += REDUCE_LANES) {
+    int64_t count = n - i < REDUCE_LANES ? n - i : REDUCE_LANES;
+    cpu_load(values, x, first + i, count);
+    add(lanes, values, count);
+  }
+  part->sum[0] = cpu_reduce_lanes_f64(lanes, n < REDUCE_LANES ? n : REDUCE_LANES);
+}
+
+void cpu_sum(struct device *d, double *sum, const struct matrix *x) {
+  *sum += cpu_longsum(d, x->rows * x->cols, x, sum_chunk).sum[0];
 }

@@ -149,6 +149,7 @@ void cuda_adamw_update(struct device *d, void *param, enum dtype param_dtype, fl
                        enum dtype grad_dtype, int64_t n, const struct adamw *a, const struct draw *draw,
                        struct update_measure *measured);
 void cuda_measure(struct device *d, struct measure *measured, const struct matrix *x);
+void cuda_sum(struct device *d, double *sum, const struct matrix *x);
 
 /* Attention of any head_dim up to 256, BF16 or FP32, without tensor cores. */
 void cuda_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit, struct quantise_counts *counts,

@@ -139,6 +139,7 @@ struct kernels shared_table(const char *backend) {
   k.cross_entropy = cuda_cross_entropy;
   k.adamw_update = cuda_adamw_update;
   k.measure = cuda_measure;
+  k.sum = cuda_sum;
   k.close = close_device;
   return k;
 }
@@ -174,6 +175,7 @@ const char *missing(const struct kernels *k) {
       {"cross_entropy", k->cross_entropy != NULL},
       {"adamw_update", k->adamw_update != NULL},
       {"measure", k->measure != NULL},
+      {"sum", k->sum != NULL},
   };
   for (const auto &o : operations)
     if (!o.has) return o.name;

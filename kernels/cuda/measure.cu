@@ -1,5 +1,5 @@
-/* Sum of squares, non-finite count and amax of a matrix: one look at every
- * element, as kernels/cpu/measure.c.  Moves the matrix in, once. */
+/* Sum of squares, non-finite count and amax of a matrix, and its plain sum: one
+ * look at every element, as kernels/cpu/measure.c.  Moves the matrix in, once. */
 #include "kernels/cuda/reduce.cuh"
 
 namespace {
@@ -57,6 +57,29 @@ __global__ void __launch_bounds__(THREADS)
   parts[blockIdx.x] = part;
 }
 
+template <typename T, bool ALIGNED>
+__global__ void __launch_bounds__(THREADS) sum_chunks(struct longsum_part *parts, const T *x, int64_t n, int64_t first_chunk) {
+  __shared__ double sums[THREADS / 32];
+  const int64_t begin = (first_chunk + blockIdx.x) * REDUCE_CHUNK;
+  const int64_t end = begin + REDUCE_CHUNK < n ? begin + REDUCE_CHUNK : n;
+  double lane[VECTOR] = {0.0};
+  for (int64_t first = begin + (int64_t)threadIdx.x * VECTOR; first < end; first += REDUCE_LANES) {
+    packed<T, VECTOR> held;
+    float v[VECTOR];
+    flat_load<ALIGNED>(held, x, first, end);
+    unpack(v, held);
+#pragma unroll
+    for (int e = 0; e < VECTOR; e++) lane[e] = lane[e] + (double)v[e]; /* of one that is not there: 0 */
+  }
+  const double sum = reduce_lanes(lane, sums);
+  if (threadIdx.x == 0) parts[blockIdx.x] = {{sum, 0.0}, 0, 0};
+}
+
+struct add_sum {
+  double *to;
+  __device__ void operator()(const struct longsum_part &total) const { *to += total.sum[0]; }
+};
+
 struct add_measure {
   struct measure *to;
   __device__ void operator()(const struct longsum_part &total) const {
@@ -80,6 +103,21 @@ void cuda_measure(struct device *device, struct measure *measured, const struct 
         CUDA_LAUNCH(d, (measure_chunks<T, decltype(aligned)::value>), (unsigned)chunks, THREADS, 0, parts, data, n, first);
       };
       longsum(d, n, launch, add_measure{measured});
+    });
+  });
+}
+
+void cuda_sum(struct device *device, double *sum, const struct matrix *x) {
+  struct cuda_device *d = cuda_of(device);
+  const int64_t n = x->rows * x->cols;
+  with_type(x->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const T *data = (const T *)x->data;
+    with_bool(cuda_whole(0, 1, x->data), [&](auto aligned) {
+      auto launch = [&](int64_t first, int chunks, struct longsum_part *parts) {
+        CUDA_LAUNCH(d, (sum_chunks<T, decltype(aligned)::value>), (unsigned)chunks, THREADS, 0, parts, data, n, first);
+      };
+      longsum(d, n, launch, add_sum{sum});
     });
   });
 }
