@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/log.h"
 #include "checkpoints/chunk.h"
 #include "kernels/formats.h"
@@ -53,6 +54,7 @@ struct state {
   const char **device; /* where slice i comes from */
   int n;
   char *staging;
+  struct device *owner;    /* of staging */
   struct threads *threads; /* that compress */
   struct checkpoint_saver *saver;
 };
@@ -81,6 +83,29 @@ static bool open_saver(struct state *s, struct run *run, struct error *e) {
   return s->saver != NULL;
 }
 
+enum { TOUCHED = 16 << 20 };
+
+struct touching {
+  char *bytes;
+  int64_t n;
+};
+
+static void touch_piece(void *context, int64_t index, int worker) {
+  (void)worker;
+  const struct touching *t = context;
+  const int64_t first = index * TOUCHED, left = t->n - first;
+  memset(t->bytes + first, 0, (size_t)(left < TOUCHED ? left : TOUCHED));
+}
+
+/* The system finds pages when they are first written: at the start, not while a first save holds training up. */
+static bool touch(char *bytes, size_t n, int threads, struct error *e) {
+  struct threads *t = threads_create(threads, e);
+  if (!t) return false;
+  threads_run(t, ceil_div((int64_t)n, TOUCHED), touch_piece, &(struct touching){bytes, (int64_t)n});
+  threads_destroy(t);
+  return true;
+}
+
 struct state *state_open(struct run *run, struct error *e) {
   struct tensor_kind kinds[SLICE_KINDS];
   const int n_kinds = tensor_kinds(run, kinds), n_params = model_param_number(run->model);
@@ -101,8 +126,17 @@ struct state *state_open(struct run *run, struct error *e) {
       s->device[s->n++] = kinds[k].buffer + (size_t)(p->offset + slice.first_row * p->cols) * dtype_bytes(slice.dtype);
       bytes += slice_bytes(&slice);
     }
-  s->staging = malloc(bytes ? bytes : 1);
-  if (!s->staging) goto failed;
+  s->owner = run->device;
+  s->staging = run->device->k->allocate_host(run->device, bytes ? bytes : 1, e);
+  if (!s->staging) {
+    error_context(e, "the checkpoint staging buffer");
+    state_close(s);
+    return NULL;
+  }
+  if (!touch(s->staging, bytes, run->threads, e)) {
+    state_close(s);
+    return NULL;
+  }
   char *at = s->staging;
   for (int i = 0; i < s->n; at += slice_bytes(&s->slices[i++])) s->slices[i].data = at;
   if (open_saver(s, run, e)) return s;
@@ -111,7 +145,7 @@ struct state *state_open(struct run *run, struct error *e) {
 
 failed:
   state_close(s);
-  error_set(e, ERROR_SYSTEM, "out of memory for the checkpoint staging buffer");
+  error_set(e, ERROR_SYSTEM, "out of memory for the list of a checkpoint's tensors");
   return NULL;
 }
 
@@ -121,7 +155,7 @@ void state_close(struct state *s) {
   threads_destroy(s->threads);
   free(s->slices);
   free(s->device);
-  free(s->staging);
+  if (s->staging) s->owner->k->release_host(s->owner, s->staging);
   free(s);
 }
 

@@ -10,7 +10,8 @@
 #include "checkpoints/checkpoint.h"
 #include "trainer/run.h"
 
-/* This rank's share, staged in host memory, and who writes it; made once, at start-up. */
+/* This rank's share, staged in the backend's host memory, whose pages are there from the
+ * start, and who writes it; made once, at start-up. */
 struct state;
 struct state *state_open(struct run *run, struct error *e);
 void state_close(struct state *s);
