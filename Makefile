@@ -172,6 +172,7 @@ unit: $(UNITS) ## run the unit tests of this build
 
 worlds: $(WORLDS)
 $(BUILD)/tests/trainer_masked_main: LDLIBS += -Wl,--wrap=data_sample
+$(BUILD)/tests/trainer_waits_main: LDLIBS += -Wl,--wrap=device_open_rank
 $(BUILD)/tests/trainer_overtaken_main: LDLIBS += -Wl,--wrap=checkpoint_open
 
 # OpenBLAS is only what this benchmark compares with.

@@ -47,7 +47,8 @@ struct loader; /* opaque */
 /* Starts reading.  The order and what it points to must outlive the loader. */
 struct loader *loader_open(const struct loader_plan *p, const struct loader_memory *memory, struct error *e);
 
-/* The next update's samples, valid until the following call; *waited: seconds that the
+/* The next update's samples, valid until the following call: copies of them that go on
+ * beside the caller must have ended by then.  *waited: seconds that the
  * caller stood still for them.  NULL with the error of the read that failed, again and
  * again. */
 const struct loader_batch *loader_next(struct loader *l, double *waited, struct error *e);

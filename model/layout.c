@@ -297,7 +297,9 @@ void layout_model(struct model *m, struct arena *a) {
   place_weight_operands(m, a);
   place_activations(m, a);
   place_head(m, a);
-  m->max_logit = floats_take(a, ARENA_TRANSIENT, 1);
-  m->counts = arena_take(a, ARENA_TRANSIENT, TENSOR_COUNT * 2, sizeof *m->counts);
-  m->attention_counts = arena_take(a, ARENA_TRANSIENT, ATTENTION_TENSORS, sizeof *m->attention_counts);
+  m->seen = arena_take(a, ARENA_TRANSIENT, 1, sizeof *m->seen);
+  if (!m->seen) return;
+  m->counts = m->seen->counts[0];
+  m->attention_counts = m->seen->attention;
+  m->max_logit = &m->seen->max_logit;
 }

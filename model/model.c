@@ -139,10 +139,13 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
 
   d->k->set_scratch(d, scratch, scratch_bytes);
   if (m->gradients) model_clear_gradients(m);
-  if (!upload_rope(m, e)) {
+  m->seen_host = d->k->allocate_host(d, sizeof *m->seen_host, e);
+  if (!m->seen_host || !upload_rope(m, e)) {
     model_destroy(m);
     return NULL;
   }
+  memset(m->seen_host, 0, sizeof *m->seen_host);
+  m->seen_host->none.max_logit = -INFINITY;
   model_reset_signals(m);
   return m;
 }
@@ -152,6 +155,7 @@ void model_destroy(struct model *m) {
   free(m->param);
   free(m->block);
   free(m->signals);
+  if (m->seen_host) m->d->k->release_host(m->d, m->seen_host);
   free(m);
 }
 
@@ -253,19 +257,15 @@ void model_forward_backward(struct model *m, const struct micro_batch *b, float 
 
 /* ---- what was seen ------------------------------------------------------------ */
 
+void model_fetch_signals(struct model *m) { m->d->k->download(m->d, &m->seen_host->fetched, m->seen, sizeof *m->seen); }
+
 const struct model_signals *model_signals(const struct model *m) {
-  struct quantise_counts seen[TENSOR_COUNT][2];
-  m->d->k->download(m->d, seen, m->counts, sizeof seen);
-  m->d->k->download(m->d, &m->signals->max_logit, m->max_logit, sizeof(float));
-  m->d->k->download(m->d, m->signals->attention, m->attention_counts, sizeof m->signals->attention);
+  const struct seen *seen = &m->seen_host->fetched;
+  m->signals->max_logit = seen->max_logit;
+  memcpy(m->signals->attention, seen->attention, sizeof seen->attention);
   for (int t = 0; t < TENSOR_COUNT; t++)
-    for (int view = 0; view < 2; view++) m->signals->counts[operand_role_of((enum tensor)t, (enum view)view)] = seen[t][view];
+    for (int view = 0; view < 2; view++) m->signals->counts[operand_role_of((enum tensor)t, (enum view)view)] = seen->counts[t][view];
   return m->signals;
 }
 
-void model_reset_signals(struct model *m) {
-  const float lowest = -INFINITY;
-  m->d->k->clear(m->d, m->counts, TENSOR_COUNT * 2 * sizeof *m->counts);
-  m->d->k->clear(m->d, m->attention_counts, ATTENTION_TENSORS * sizeof *m->attention_counts);
-  m->d->k->upload(m->d, m->max_logit, &lowest, sizeof lowest);
-}
+void model_reset_signals(struct model *m) { m->d->k->upload(m->d, m->seen, &m->seen_host->none, sizeof *m->seen); }

@@ -157,9 +157,12 @@ struct model_signals {
   struct quantise_counts counts[OPERAND_ROLE_COUNT];      /* by role, all layers */
   struct quantise_counts attention[ATTENTION_TENSORS];    /* where its formats have codes, all layers */
 };
-/* Read after synchronize; reset clears. */
-const struct model_signals *model_signals(const struct model *m);
+/* Since the last reset.  Fetching begins the copy to the host; what it brought is there,
+ * and stands until the next one, when the device has been synchronized.  Neither fetching
+ * nor resetting waits for the device. */
 void model_reset_signals(struct model *m);
+void model_fetch_signals(struct model *m);
+const struct model_signals *model_signals(const struct model *m);
 
 /* One line a layer range: "blocks 1-4 qkv  fprop x mxfp4/1x32/encode …": the
  * formats that are actually executed, and by which backend. Calls line(ctx, text). */

@@ -56,6 +56,18 @@ struct head {
   struct matrix d_logits; /* [chunk, vocab], activations' type; FP32: the logits themselves */
 };
 
+/* What operations see while they compute, on the device. */
+struct seen {
+  struct quantise_counts counts[TENSOR_COUNT][2];
+  struct quantise_counts attention[ATTENTION_TENSORS];
+  float max_logit;
+};
+
+/* Copies to and from it run beside the computation, so neither end may be memory that goes away. */
+struct seen_host {
+  struct seen none, fetched;
+};
+
 struct model {
   struct device *d;
   struct model_config config;
@@ -85,10 +97,12 @@ struct model {
 
   struct attention_gradient attention_gradient; /* of d_attended, for attention's backward */
 
+  struct seen *seen;                        /* device; the three below lie in it */
   float *max_logit;
   struct quantise_counts *counts;           /* [TENSOR_COUNT][2 views] */
   struct quantise_counts *attention_counts; /* [ATTENTION_TENSORS] */
-  struct model_signals *signals;  /* host */
+  struct seen_host *seen_host;              /* the backend's host memory */
+  struct model_signals *signals;            /* host; made of it */
   void (*on_phase)(void *context, enum model_phase phase);
   void *on_phase_context;
   model_listener *on_tensor;

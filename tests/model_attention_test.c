@@ -40,7 +40,7 @@ static struct result run(const struct route *r, const struct model_shape *s, int
   }
   model_reset_signals(g.m);
   model_forward_backward(g.m, &g.b, grad_scale, g.nll);
-  struct result x = {.elements = g.elements, .signals = *model_signals(g.m)};
+  struct result x = {.elements = g.elements, .signals = *rig_signals(g.m)};
   x.gradients = malloc((size_t)g.elements * sizeof(float));
   if (!x.gradients) exit(1);
   memcpy(x.gradients, model_gradients(g.m), (size_t)g.elements * sizeof(float));

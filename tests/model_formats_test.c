@@ -61,14 +61,14 @@ TEST(signals) {
     expected_elements(&r, &c, g.tokens, elements);
     model_reset_signals(g.m);
     model_refresh_weights(g.m);
-    const struct model_signals *seen = model_signals(g.m);
+    const struct model_signals *seen = rig_signals(g.m);
     for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
       bool weight = role == FPROP_W || role == DGRAD_W;
       if (seen->counts[role].elements != (weight ? elements[role] : 0))
         FAIL("%s: %s: %lld elements of weights", all_routes[i], operand_role_names[role], (long long)seen->counts[role].elements);
     }
     model_forward_backward(g.m, &g.b, 1.0f / 64, g.nll);
-    seen = model_signals(g.m);
+    seen = rig_signals(g.m);
     for (int role = 0; role < OPERAND_ROLE_COUNT; role++) {
       const struct quantise_counts *n = &seen->counts[role];
       const struct encoding *encoding = &r.span[0].linear.operand[role];
@@ -271,7 +271,7 @@ TEST(heads) {
         double d = distance(whole, reference, g.elements);
         if (!(d <= cases[i].most && (d > 0 || i == 0))) FAIL("head %s: %g from bf16", cases[i].name, d);
       }
-      const struct model_signals *seen = model_signals(g.m);
+      const struct model_signals *seen = rig_signals(g.m);
       int64_t x = encoding_is_plain(&r.head.operand[FPROP_X]) ? 0 : 64 * 64, dy = encoding_is_plain(&r.head.operand[WGRAD_DY]) ? 0 : 64 * 96;
       CHECK(seen->counts[FPROP_X].elements % 4096 == 0 && (seen->counts[FPROP_X].elements > 0) == (x > 0));
       CHECK((seen->counts[WGRAD_DY].elements > 0) == (dy > 0));
@@ -381,7 +381,7 @@ TEST(forward_tail) {
       CHECK(memcmp(g.nll, high.nll, tokens) == 0); /* the forward is bf16's */
       double from_bf16 = distance(tail, bf16, g.elements);
       if (!(from_bf16 > 0.02 && from_bf16 < 0.5)) FAIL("backward: %g from bf16's", from_bf16); /* the backward is not */
-      const struct model_signals *seen = model_signals(g.m);
+      const struct model_signals *seen = rig_signals(g.m);
       CHECK_EQ_I64(seen->counts[FPROP_X].elements, 0);
       CHECK(seen->counts[WGRAD_X].elements > 0 && seen->counts[DGRAD_DY].elements > 0);
       if (!kept[0]) {
@@ -440,7 +440,7 @@ TEST(forward_tail_of_attention) {
   float *tail = gradients_of(&g, 11);
   CHECK(memcmp(plain.nll, g.nll, (size_t)g.tokens * sizeof(float)) == 0); /* BF16 linears around the same attention */
   for (int t = 0; t < ATTENTION_TENSORS; t++) {
-    const struct quantise_counts *own = &model_signals(g.m)->attention[t], *other = &model_signals(plain.m)->attention[t];
+    const struct quantise_counts *own = &rig_signals(g.m)->attention[t], *other = &rig_signals(plain.m)->attention[t];
     CHECK(own->elements > 0 && own->elements == other->elements);
     if (t != ATTENTION_DO && t != ATTENTION_DS) CHECK(memcmp(own, other, sizeof *own) == 0);
   }
@@ -471,7 +471,7 @@ TEST(attention_with_every_route) {
     if (!rig_open_route(&a, &c, &r, &s, 1)) return;
     model_reset_signals(a.m);
     float *first = gradients_of(&a, 11);
-    const struct model_signals *seen = model_signals(a.m);
+    const struct model_signals *seen = rig_signals(a.m);
     CHECK(seen->counts[FPROP_X].elements == elements[FPROP_X] && seen->counts[WGRAD_DY].elements == elements[WGRAD_DY]);
     for (int t = 0; t < ATTENTION_TENSORS; t++) CHECK(seen->attention[t].elements > 0);
     s.recompute = RECOMPUTE_ALL;

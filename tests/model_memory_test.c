@@ -28,6 +28,14 @@ static void set_scratch(struct device *d, void *p, int64_t bytes) {
   scratch = p;
   memset(p, 0, (size_t)bytes);
 }
+static void *allocate_host(struct device *d, size_t bytes, struct error *e) {
+  (void)d, (void)e;
+  return malloc(bytes);
+}
+static void release_host(struct device *d, void *p) {
+  (void)d;
+  free(p);
+}
 static void clear(struct device *d, void *p, size_t bytes) {
   (void)d;
   memset(p, 0, bytes);
@@ -47,6 +55,8 @@ static const struct kernels table = {.backend = "memory",
                                      .refuse_attention = refuse_attention,
                                      .scratch_bytes = scratch_bytes,
                                      .set_scratch = set_scratch,
+                                     .allocate_host = allocate_host,
+                                     .release_host = release_host,
                                      .clear = clear,
                                      .upload = upload,
                                      .download = upload,

@@ -144,6 +144,11 @@ static inline void rig_clear(struct rig *g) {
   model_clear_gradients(g->m);
 }
 
+static inline const struct model_signals *rig_signals(struct model *m) {
+  model_fetch_signals(m); /* the CPU's copies are done when they return */
+  return model_signals(m);
+}
+
 static inline double rig_loss(struct rig *g) {
   model_forward(g->m, &g->b, g->nll);
   double sum = 0;

@@ -28,7 +28,7 @@ static struct result run(const struct model_config *c, const char *route, const 
   r.nll = malloc((size_t)g.tokens * sizeof(float));
   memcpy(r.gradients, model_gradients(g.m), (size_t)g.elements * sizeof(float));
   memcpy(r.nll, g.nll, (size_t)g.tokens * sizeof(float));
-  r.signals = *model_signals(g.m);
+  r.signals = *rig_signals(g.m);
   rig_close(&g);
   return r;
 }
@@ -358,13 +358,13 @@ TEST(signals) {
   const int64_t weights = 128 * 64 + 64 * 64 + 192 * 64 + 64 * 96;
   model_reset_signals(g.m);
   model_refresh_weights(g.m);
-  const struct model_signals *seen = model_signals(g.m);
+  const struct model_signals *seen = rig_signals(g.m);
   CHECK_EQ_I64(seen->counts[FPROP_W].elements, blocks * weights);
   CHECK_EQ_I64(seen->counts[DGRAD_W].elements, blocks * weights);
   CHECK_EQ_I64(seen->counts[FPROP_X].elements, 0);
   CHECK(isinf(seen->max_logit) && seen->max_logit < 0);
   model_forward_backward(g.m, &g.b, 1, g.nll);
-  seen = model_signals(g.m);
+  seen = rig_signals(g.m);
   CHECK_EQ_I64(seen->counts[FPROP_X].elements, blocks * tokens * k);
   CHECK_EQ_I64(seen->counts[WGRAD_X].elements, blocks * tokens * k);
   CHECK_EQ_I64(seen->counts[DGRAD_DY].elements, blocks * tokens * n);
@@ -373,7 +373,7 @@ TEST(signals) {
   CHECK(seen->counts[FPROP_X].underflowed > 0);
   CHECK(isfinite(seen->max_logit));
   model_reset_signals(g.m);
-  CHECK_EQ_I64(model_signals(g.m)->counts[WGRAD_DY].elements, 0);
+  CHECK_EQ_I64(rig_signals(g.m)->counts[WGRAD_DY].elements, 0);
   rig_close(&g);
 }
 

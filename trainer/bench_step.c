@@ -50,7 +50,8 @@ static bool open_subject(const struct bench *b, const char *route, struct subjec
   run->memory = run->device->k->allocate(run->device, bytes, e);
   if (!run->memory) return error_context(e, "route %s", run->config.route.name);
   run->arena = arena_over(run->memory, bytes);
-  if (!run_lay_out(run, RUN_TRAIN, e) || !model_initialise(run->model, (uint64_t)run->config.run.seed, threads, e) || !fill_batch(run, e)) return false;
+  if (!run_lay_out(run, RUN_TRAIN, e) || !run_take_host(run, RUN_TRAIN, e)) return false;
+  if (!model_initialise(run->model, (uint64_t)run->config.run.seed, threads, e) || !fill_batch(run, e)) return false;
   model_refresh_weights(run->model);
   model_on_phase(run->model, on_phase, &s->time);
   for (int p = 0; p < PHASE_COUNT; p++) {
@@ -66,6 +67,7 @@ static void close_subject(struct subject *s) {
   for (int p = 0; p < PHASE_COUNT; p++) free(s->phase[p]);
   free(s->total);
   if (run->model) model_destroy(run->model);
+  run_release_host(run);
   if (run->memory) run->device->k->release(run->device, run->memory);
   if (run->device) run->device->k->close(run->device);
 }

@@ -60,6 +60,19 @@ struct batch {
   int64_t targets;
 };
 
+static void *allocate_samples(void *context, size_t bytes, struct error *e) {
+  struct device *d = context;
+  return d->k->allocate_host(d, bytes, e);
+}
+
+static void release_samples(void *context, void *p) {
+  struct device *d = context;
+  d->k->release_host(d, p);
+}
+
+/* The device copies micro-batches out of the loader's memory while nobody waits for it: an
+ * update's samples stand until the next call of loader_next, and no update ends before the
+ * device has been synchronized after its last micro-batch. */
 static bool open_loader(struct loop *l, struct error *e) {
   const struct run *run = l->run;
   const struct config *c = &run->config;
@@ -74,7 +87,8 @@ static bool open_loader(struct loop *l, struct error *e) {
   };
   l->shares = calloc((size_t)run->world, sizeof *l->shares);
   bool good = l->shares != NULL || error_set(e, ERROR_SYSTEM, "out of memory");
-  if (good) l->loader = loader_open(&plan, &loader_memory_plain, e);
+  const struct loader_memory memory = {allocate_samples, release_samples, run->device};
+  if (good) l->loader = loader_open(&plan, &memory, e);
   return comm_agree(run->comm, l->loader != NULL, e);
 }
 
@@ -112,7 +126,9 @@ static void set_gradient(struct run *run, int64_t element, float value) {
   const uint16_t rounded = bf16_encode(value);
   const void *bits = dtype == DTYPE_BF16 ? (const void *)&rounded : &value;
   char *to = (char *)model_gradients(run->model) + (size_t)element * dtype_bytes(dtype);
+  struct error ignored; /* a fault of the device stays with it */
   run->device->k->upload(run->device, to, bits, dtype_bytes(dtype));
+  (void)run->device->k->synchronize(run->device, &ignored); /* `rounded` goes away */
 }
 
 static void inject_before_reduce(struct loop *l) {
@@ -131,17 +147,20 @@ static bool sum_gradients(struct run *run, struct error *e) {
   return comm_sum_f32(run->comm, model_gradients(run->model), n, e);
 }
 
-static bool compute(struct loop *l, const struct batch *batch, struct update_signals *signals, struct error *e) {
+/* Micro-batches, their loss, gradients summed over ranks.  Nothing here waits for the device: what an update
+ * saw stays on it until optimizer_measure waits, the first of an update's two waits.  There the host must know
+ * loss, norm and what was not finite before it judges.  The second, in optimizer_step, ends an update that is
+ * applied: its record has what the optimizer saw, and the host may write samples and statistics again. */
+static bool compute(struct loop *l, const struct batch *batch, struct error *e) {
   struct run *run = l->run;
   const struct kernels *k = run->device->k;
-  const size_t bytes = (size_t)run->tokens * sizeof(int32_t);
+  const struct matrix nll = {run->nll, DTYPE_F32, 1, run->tokens};
   const float grad_scale = (float)(1.0 / (double)batch->targets); /* the loss is the mean over all targets */
-  double loss = 0;
-  bool good = true;
 
   model_reset_signals(run->model);
+  k->clear(run->device, run->loss, sizeof *run->loss);
   model_clear_gradients(run->model);
-  for (int64_t pass = 0; good && pass < run->accumulation; pass++) {
+  for (int64_t pass = 0; pass < run->accumulation; pass++) {
     const struct loader_batch *own = batch->own;
     const int64_t at = pass * run->tokens;
     struct micro_batch b = run_upload(run, own->inputs + at, own->targets + at, own->starts ? own->starts + at : NULL);
@@ -149,17 +168,22 @@ static bool compute(struct loop *l, const struct batch *batch, struct update_sig
     b.update = (uint32_t)(run->update + 1);
     b.seed = (uint64_t)run->config.run.seed;
     model_forward_backward(run->model, &b, grad_scale, run->nll);
-    k->download(run->device, run->host_nll, run->nll, bytes);
-    good = k->synchronize(run->device, e);
-    for (int64_t t = 0; t < run->tokens; t++) loss += (double)run->host_nll[t];
+    k->sum(run->device, run->loss, &nll);
   }
+  k->download(run->device, run->host_loss, run->loss, sizeof *run->loss);
+  model_fetch_signals(run->model);
   inject_before_reduce(l);
   enter(l, PHASE_REDUCE);
-  if (!comm_agree(run->comm, good, e)) return false;
   if (!sum_gradients(run, e)) return false;
-  if (!comm_sum_f64(run->comm, &loss, 1, e)) return false;
-  signals->loss = loss / (double)batch->targets;
   enter(l, PHASE_OPTIMIZER);
+  return true;
+}
+
+/* The mean over all targets, once the device has been waited for. */
+static bool gather_loss(const struct run *run, const struct batch *batch, struct update_signals *s, struct error *e) {
+  double loss = *run->host_loss;
+  if (!comm_sum_f64(run->comm, &loss, 1, e)) return false;
+  s->loss = loss / (double)batch->targets;
   return true;
 }
 
@@ -255,9 +279,9 @@ static bool one_update(struct loop *l, struct error *e) {
   enter(l, PHASE_DATA);
   if (!load_batch(l, &batch, e)) return false;
   run_set_forward(run, update);
-  if (!compute(l, &batch, &signals, e)) return false;
+  if (!compute(l, &batch, e)) return false;
   bool good = optimizer_measure(run, &signals, e);
-  if (!comm_agree(run->comm, good, e) || !gather_attention(run, &signals, e)) return false;
+  if (!comm_agree(run->comm, good, e) || !gather_loss(run, &batch, &signals, e) || !gather_attention(run, &signals, e)) return false;
   divergence_judge(&run->divergence, c, &signals, &judgement);
   if (judgement.verdict == VERDICT_APPLY) good = optimizer_step(run, update, signals.grad_norm, &step, e);
   struct model_signals seen;

@@ -2,7 +2,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "trainer/schedule.h"
 
@@ -21,9 +20,8 @@ bool optimizer_measure(struct run *run, struct update_signals *s, struct error *
     struct matrix g = {gradient_at(run, p), dtype, p->rows, p->cols};
     k->measure(run->device, &run->gradient_measures[i], &g);
   }
-  struct measure *host = malloc(bytes);
-  if (!host) return error_set(e, ERROR_SYSTEM, "out of memory");
-  k->download(run->device, host, run->gradient_measures, bytes);
+  const struct measure *host = run->host_gradient_measures;
+  k->download(run->device, run->host_gradient_measures, run->gradient_measures, bytes);
   bool good = k->synchronize(run->device, e);
   double sum = 0;
   s->nonfinite = 0;
@@ -35,7 +33,6 @@ bool optimizer_measure(struct run *run, struct update_signals *s, struct error *
     s->nonfinite += host[i].nonfinite;
   }
   s->grad_norm = sqrt(sum);
-  free(host);
   return good;
 }
 
@@ -73,10 +70,10 @@ bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct st
                     p->rows * p->cols, &a, stochastic ? &draw : NULL, &run->update_measures[i]);
   }
   model_refresh_weights(run->model);
+  model_fetch_signals(run->model);
 
-  struct update_measure *host = malloc(bytes);
-  if (!host) return error_set(e, ERROR_SYSTEM, "out of memory");
-  k->download(run->device, host, run->update_measures, bytes);
+  const struct update_measure *host = run->host_update_measures;
+  k->download(run->device, run->host_update_measures, run->update_measures, bytes);
   bool good = k->synchronize(run->device, e);
   double change = 0, weight = 0;
   for (int i = 0; good && i < n; i++) {
@@ -84,7 +81,6 @@ bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct st
     weight += host[i].weight_sum_squares;
   }
   out->update_to_weight = weight > 0 ? sqrt(change / weight) : 0;
-  free(host);
   run->applied = t;
   return good;
 }

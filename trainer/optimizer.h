@@ -5,7 +5,7 @@
 #include "trainer/run.h"
 
 /* Norm and non-finite count of the (summed) gradients, into *s: FP64 sum over
- * parameters in their order. */
+ * parameters in their order.  Waits for the device: all that was begun before is done. */
 bool optimizer_measure(struct run *run, struct update_signals *s, struct error *e);
 
 struct step {
@@ -14,7 +14,7 @@ struct step {
 };
 
 /* Clips by global norm, applies AdamW as update run->applied + 1, refreshes the
- * quantised weights.  Skipped updates do not call it: they advance the
+ * quantised weights, fetches the model's signals, waits for the device.  Skipped updates do not call it: they advance the
  * schedule and the data, not AdamW's bias correction. */
 bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct step *out, struct error *e);
 

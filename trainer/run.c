@@ -95,12 +95,41 @@ bool run_lay_out(struct run *run, enum run_purpose purpose, struct error *e) {
   if (within_documents(run, purpose))
     run->starts = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->starts);
   run->nll = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->nll);
+  run->loss = arena_take(&run->arena, ARENA_TRANSIENT, 1, sizeof *run->loss);
   if (purpose == RUN_GENERATE)
     run->logits = arena_take(&run->arena, ARENA_HEAD, run->config.model.shape.vocab_size, sizeof *run->logits);
   const int64_t n = model_param_number(run->model);
   run->gradient_measures = arena_take(&run->arena, ARENA_TRANSIENT, n, sizeof *run->gradient_measures);
   run->update_measures = arena_take(&run->arena, ARENA_TRANSIENT, n, sizeof *run->update_measures);
   return true;
+}
+
+static void lay_out_host(struct run *run, struct arena *a, enum run_purpose purpose) {
+  const int64_t n = model_param_number(run->model);
+  const enum arena_category c = ARENA_TRANSIENT;
+  run->host_inputs = arena_take(a, c, run->tokens, sizeof *run->host_inputs);
+  run->host_targets = arena_take(a, c, run->tokens, sizeof *run->host_targets);
+  if (within_documents(run, purpose)) run->host_starts = arena_take(a, c, run->tokens, sizeof *run->host_starts);
+  run->host_nll = arena_take(a, c, run->tokens, sizeof *run->host_nll);
+  run->host_loss = arena_take(a, c, 1, sizeof *run->host_loss);
+  run->host_gradient_measures = arena_take(a, c, n, sizeof *run->host_gradient_measures);
+  run->host_update_measures = arena_take(a, c, n, sizeof *run->host_update_measures);
+}
+
+bool run_take_host(struct run *run, enum run_purpose purpose, struct error *e) {
+  struct arena a = arena_measure();
+  lay_out_host(run, &a, purpose);
+  const size_t bytes = a.used;
+  run->host = run->device->k->allocate_host(run->device, bytes, e);
+  if (!run->host) return error_context(e, "host memory for a batch of %" PRId64 " tokens", run->tokens);
+  a = arena_over(run->host, bytes);
+  lay_out_host(run, &a, purpose);
+  return true;
+}
+
+void run_release_host(struct run *run) {
+  if (run->host) run->device->k->release_host(run->device, run->host);
+  run->host = NULL;
 }
 
 static bool open_model(struct run *run, enum run_purpose purpose, struct error *e) {
@@ -127,15 +156,7 @@ static bool open_model(struct run *run, enum run_purpose purpose, struct error *
   if (!run_lay_out(run, purpose, e)) return false;
   if (run->arena.exhausted)
     return error_set(e, ERROR_INTERNAL, "the memory plan (%zu bytes) is smaller than the layout", bytes);
-
-  const size_t tokens = (size_t)run->tokens;
-  run->host_inputs = malloc(tokens * sizeof *run->host_inputs);
-  run->host_targets = malloc(tokens * sizeof *run->host_targets);
-  if (within_documents(run, purpose)) run->host_starts = malloc(tokens * sizeof *run->host_starts);
-  run->host_nll = malloc(tokens * sizeof *run->host_nll);
-  if (!run->host_inputs || !run->host_targets || !run->host_nll || (within_documents(run, purpose) && !run->host_starts))
-    return error_set(e, ERROR_SYSTEM, "out of memory for a batch of %zu tokens", tokens);
-  return true;
+  return run_take_host(run, purpose, e);
 }
 
 static bool open_stream(struct run *run, const char *path, struct stream **stream, struct data_order *order,
@@ -223,14 +244,11 @@ int run_leave(struct run *run, bool good, struct error *e) {
 
 void run_close(struct run *run) {
   if (run->model) model_destroy(run->model);
+  run_release_host(run);
   if (run->memory) run->device->k->release(run->device, run->memory);
   if (run->device) run->device->k->close(run->device);
   if (run->train) stream_close(run->train);
   if (run->validation) stream_close(run->validation);
-  free(run->host_inputs);
-  free(run->host_targets);
-  free(run->host_starts);
-  free(run->host_nll);
   free(run->config_text);
   if (run->comm) comm_close(run->comm);
   memset(run, 0, sizeof *run);

@@ -42,10 +42,16 @@ struct run {
   int32_t *starts;           /* likewise, of data.attention: document; else NULL */
   float *nll;                /* device, [tokens] */
   float *logits;             /* device, [vocab_size]; RUN_GENERATE */
-  int32_t *host_inputs, *host_targets, *host_starts; /* host, [tokens]; starts as above */
-  float *host_nll;                                   /* host, [tokens] */
+  double *loss;              /* device: an update's sum of nll */
   struct measure *gradient_measures;      /* device, [parameters] */
   struct update_measure *update_measures; /* device, [parameters] */
+
+  void *host; /* the backend's host memory, which it copies to and from beside computing: what follows lies in it */
+  int32_t *host_inputs, *host_targets, *host_starts; /* [tokens]; starts as above */
+  float *host_nll;                                   /* [tokens] */
+  double *host_loss;
+  struct measure *host_gradient_measures;      /* [parameters] */
+  struct update_measure *host_update_measures; /* [parameters] */
 
   int64_t local_batch, accumulation;
   struct stream *train, *validation;
@@ -72,6 +78,10 @@ void run_close(struct run *run);
  * measuring arena first, then over a real one. */
 bool run_lay_out(struct run *run, enum run_purpose purpose, struct error *e);
 
+/* Takes the host's side of it, run->host, once the model is laid out, and gives it back. */
+bool run_take_host(struct run *run, enum run_purpose purpose, struct error *e);
+void run_release_host(struct run *run);
+
 /* Closes the run and gives the exit code: reports a failure once (rank 0) where
  * all ranks agree on it, and ends the whole job where only this rank has it. */
 int run_leave(struct run *run, bool good, struct error *e);
@@ -82,7 +92,8 @@ bool run_set_norm_cast(struct run *run, const char *word, struct error *e);
 /* Hash of all parameters (of the master where there is one). */
 bool run_parameter_hash(struct run *run, struct hash *out, struct error *e);
 
-/* Copies a micro-batch, [tokens] each, to the device; the rest of it is the caller's to fill in. starts may be NULL. */
+/* Begins to copy a micro-batch, [tokens] each, to the device; the rest of it is the caller's to fill in. starts may be
+ * NULL.  Nobody waits for the copy: what is copied stands until the device is next synchronized. */
 struct micro_batch run_upload(struct run *run, const int32_t *inputs, const int32_t *targets, const int32_t *starts);
 
 /* What data.attention and data.boundary say, in words. */

@@ -1,0 +1,85 @@
+/* The program on a device that keeps its promises no earlier than it must: linked with
+ * --wrap=device_open_rank.  What is downloaded is there at the next synchronize and rubbish
+ * before; what is uploaded must until then be what it was.  At the end it tells how often
+ * the host waited. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "kernels/kernels.h"
+#include "trainer/main.c"
+
+enum { MOST = 4096 };
+
+struct copy {
+  void *to;         /* of a download */
+  const void *from; /* of an upload */
+  void *bytes;      /* what a download will bring */
+  size_t n;
+  struct hash was; /* of what was uploaded */
+};
+
+static const struct kernels *real;
+static struct kernels late;
+static struct copy pending[MOST];
+static int n_pending;
+static long waits;
+
+static struct copy *add(size_t bytes) {
+  if (n_pending == MOST) {
+    fprintf(stderr, "more than %d copies are under way\n", MOST);
+    abort();
+  }
+  pending[n_pending] = (struct copy){.n = bytes};
+  return &pending[n_pending++];
+}
+
+static void upload(struct device *d, void *to, const void *from, size_t bytes) {
+  struct copy *c = add(bytes);
+  c->from = from;
+  c->was = hash_bytes(from, bytes);
+  real->upload(d, to, from, bytes);
+}
+
+static void download(struct device *d, void *to, const void *from, size_t bytes) {
+  struct copy *c = add(bytes);
+  c->to = to;
+  c->bytes = malloc(bytes ? bytes : 1);
+  if (!c->bytes) abort();
+  real->download(d, c->bytes, from, bytes);
+  memset(to, 0xFF, bytes);
+}
+
+static bool synchronize(struct device *d, struct error *e) {
+  for (int i = 0; i < n_pending; i++) {
+    const struct copy *c = &pending[i];
+    if (c->from && !hash_equal(c->was, hash_bytes(c->from, c->n))) {
+      fprintf(stderr, "%zu bytes that were being uploaded were written over\n", c->n);
+      abort();
+    }
+    if (c->to) memcpy(c->to, c->bytes, c->n);
+    free(c->bytes);
+  }
+  n_pending = 0;
+  waits++;
+  return real->synchronize(d, e);
+}
+
+static void tell(void) { printf("the host waited %ld times\n", waits); }
+
+struct device *__real_device_open_rank(const char *backend, int threads, int local_rank, struct error *e);
+struct device *__wrap_device_open_rank(const char *backend, int threads, int local_rank, struct error *e);
+
+struct device *__wrap_device_open_rank(const char *backend, int threads, int local_rank, struct error *e) {
+  struct device *d = __real_device_open_rank(backend, threads, local_rank, e);
+  if (!d) return NULL;
+  real = d->k;
+  late = *real;
+  late.upload = upload;
+  late.download = download;
+  late.synchronize = synchronize;
+  d->k = &late;
+  atexit(tell);
+  return d;
+}

@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Copies to and from the device go on beside the host: nothing is read or written too early, and nobody waits
+for the device more often than an update needs.
+
+BUILD names the build folder (default build); `make worlds` has made the program, fp4d on a device whose copies
+end no earlier than they must (tests/trainer_waits_main.c).  Prints "ok NAME" or "not ok NAME: why"; exit status
+0 iff all are ok.  Arguments: names of tests to run (default all).
+"""
+import os
+import re
+import sys
+
+from fp4d import BUILD, DONE, PROGRAM, Place, check, main, same
+
+place = Place(program=os.path.join(BUILD, "tests", "trainer_waits_main"))
+ALONE = {"data.validation": "", "checkpoint.at_end": False, "train.local_batch": 1}
+
+
+def waits(name, settings, np):
+    """Of each rank of a run."""
+    out = place.run(name, settings, np)
+    found = [int(n) for n in re.findall(r"the host waited (\d+) times", out.text)]
+    check(len(found) == max(np, 1), "every rank tells", out.text)
+    return found
+
+
+def test_two_waits_an_update():
+    """However many micro-batches it has: one before the update is judged, one after the optimizer."""
+    for np in (0, 2):
+        for route in ("bf16", "attention-fp8-proj-nvfp4"):
+            few, many = (waits(f"{np}-{route}-{n}", {**ALONE, "route": route, "train.updates": n}, np) for n in (3, 8))
+            check([b - a for a, b in zip(sorted(few), sorted(many))] == [5 * 2] * max(np, 1), "waits of 5 updates", f"{few}, {many}")
+
+
+def test_skipped_updates():
+    """One that is not applied needs the first wait alone; planting the fault is another."""
+    skips = {**ALONE, "divergence.nonfinite": "skip", "train.updates": 8}
+    plain, skipped = waits("applied", skips, 0), waits("skipped", {**skips, "fault": "nan@5"}, 0)
+    check(skipped == plain, "waits", f"{plain}, {skipped}")
+
+
+def test_the_same_run():
+    """With validation, checkpoints, documents and a resume: every record and tensor of the program itself."""
+    settings = {"validation.every": 3, "checkpoint.every": 4, "data.attention": "document", "train.local_batch": 2, "route": "mxfp4-row-sr"}
+    program = Place(program=PROGRAM)
+    for np in (0, 2):
+        place.run(f"late-{np}", settings, np)
+        program.run(f"early-{np}", settings, np)
+        same(program.updates(f"early-{np}"), place.updates(f"late-{np}"), "records")
+        same(program.tensors(f"early-{np}", 12), place.tensors(f"late-{np}", 12), "tensors")
+        place.train(f"resumed-{np}", {**settings, "run.stop_after_update": 5}, np)
+        place.run(f"resumed-{np}", settings, np)
+        same(place.updates(f"late-{np}"), place.updates(f"resumed-{np}"), "resumed")
+    program.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals(), place.close))
