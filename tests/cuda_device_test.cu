@@ -42,7 +42,7 @@ TEST(memory_and_copies) {
   char text[256];
   d->k->describe(d, text, sizeof text);
   CHECK_STR(text, "GPU 0: host model 0, 4 multiprocessors, CUDA 13.0 on a driver for 13.0, contractions by the CPU backend, "
-                  "attention without tensor cores but forward in bf16 of head_dim 64 and 128");
+                  "attention without tensor cores but in bf16 of head_dim 64 and 128");
   char *host = static_cast<char *>(d->k->allocate_host(d, 100, &e)), back[100];
   for (int i = 0; i < 100; i++) host[i] = (char)i;
   void *p = d->k->allocate(d, 100, &e);

@@ -174,15 +174,23 @@ int64_t cuda_contract_scratch_bytes(const struct cuda_device *d, const struct ex
 void cuda_contract(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b,
                    const struct matrix *add);
 
-/* Attention on Hopper's tensor cores: kernels/sm90. */
-/* sm90's attention: its own kernel's or cuda_attention_forward (kernels/sm90/attention.cu). */
+/* sm90's attention: its own kernels' or cuda_attention_forward and _backward (kernels/sm90/attention.cu). */
 void sm90_choose_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit, struct quantise_counts *counts,
                                    const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,
                                    const struct attention_shape *s);
+void sm90_choose_attention_backward(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts, const struct matrix *d_out,
+                                    const struct attention_gradient *g, const struct matrix *out, const float *lse,
+                                    const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,
+                                    const struct attention_shape *s);
+/* Attention on Hopper's tensor cores: kernels/sm90. */
 void sm90_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit, struct quantise_counts *counts,
                             const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,
                             const struct attention_shape *s);
+void sm90_attention_backward(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts, const struct matrix *d_out,
+                             const struct attention_gradient *g, const struct matrix *out, const float *lse, const struct matrix *qkv,
+                             const struct attention_payload *payload, const int32_t *starts, const struct attention_shape *s);
 int64_t sm90_attention_forward_scratch_bytes(const struct extent *x);
+int64_t sm90_attention_backward_scratch_bytes(const struct extent *x);
 }
 
 #endif

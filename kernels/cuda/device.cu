@@ -19,12 +19,12 @@ void describe(const struct device *d, char *text, int size) {
   snprintf(text, static_cast<size_t>(size), "GPU %d: %s, %d multiprocessors, CUDA %d.%d on a driver for %d.%d, contractions by %s, attention %s",
            cuda_of(d)->ordinal, cuda_of(d)->name, cuda_of(d)->sm_count, runtime / 1000, runtime / 10 % 100, driver / 1000,
            driver / 10 % 100, contract,
-           strcmp(d->k->backend, "sm90") == 0 ? "without tensor cores but forward in bf16 of head_dim 64 and 128" : "without tensor cores");
+           strcmp(d->k->backend, "sm90") == 0 ? "without tensor cores but in bf16 of head_dim 64 and 128" : "without tensor cores");
 }
 
 int64_t scratch_bytes(const struct device *d, const struct extent *x) {
   const int64_t group[] = {cuda_contract_scratch_bytes(cuda_of(d), x), cuda_producer_scratch_bytes(x), cuda_attention_scratch_bytes(x),
-                           sm90_attention_forward_scratch_bytes(x)};
+                           sm90_attention_forward_scratch_bytes(x), sm90_attention_backward_scratch_bytes(x)};
   int64_t most = 0;
   for (int64_t bytes : group)
     if (bytes > most) most = bytes;
@@ -147,6 +147,7 @@ struct kernels shared_table(const char *backend) {
 struct kernels hopper_table() {
   struct kernels k = shared_table("sm90");
   k.attention_forward = sm90_choose_attention_forward;
+  k.attention_backward = sm90_choose_attention_backward;
   return k;
 }
 

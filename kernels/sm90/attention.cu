@@ -9,3 +9,11 @@ extern "C" void sm90_choose_attention_forward(struct device *d, struct matrix *o
   if (sm90_attention_takes(s, qkv->dtype)) sm90_attention_forward(d, out, lse, max_logit, counts, qkv, payload, starts, s);
   else cuda_attention_forward(d, out, lse, max_logit, counts, qkv, payload, starts, s);
 }
+
+extern "C" void sm90_choose_attention_backward(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts,
+                                               const struct matrix *d_out, const struct attention_gradient *g, const struct matrix *out,
+                                               const float *lse, const struct matrix *qkv, const struct attention_payload *payload,
+                                               const int32_t *starts, const struct attention_shape *s) {
+  if (sm90_attention_takes(s, qkv->dtype)) sm90_attention_backward(d, d_qkv, counts, d_out, g, out, lse, qkv, payload, starts, s);
+  else cuda_attention_backward(d, d_qkv, counts, d_out, g, out, lse, qkv, payload, starts, s);
+}
