@@ -10,6 +10,7 @@
 namespace {
 
 enum { VECTOR = LONGSUM_VECTOR, THREADS = LONGSUM_THREADS, DRAW_ELEMENTS = 8 };
+enum { AHEAD = 2 }; /* groups of elements that a thread has under way */
 
 struct update {
   void *param;
@@ -54,54 +55,75 @@ CUDA_INLINE void step(float &w, float &m, float &v, float grad, const struct ada
   w = f32_fma(-a.lr, f32_fma(a.weight_decay, w, u), w);
 }
 
+/* What is read of four elements. */
+template <typename P> struct elements {
+  packed<P, VECTOR> param;
+  packed<float, VECTOR> master, m, v;
+  float grad[VECTOR];
+};
+
+template <bool MASTER, bool ALIGNED, typename P>
+CUDA_INLINE void elements_load(struct elements<P> &x, const struct update &u, int64_t i, int64_t end) {
+  if (MASTER) flat_load<ALIGNED>(x.master, u.master, i, end);
+  else flat_load<ALIGNED>(x.param, (const P *)u.param, i, end);
+  flat_load<ALIGNED>(x.m, u.m, i, end);
+  flat_load<ALIGNED>(x.v, u.v, i, end);
+  flat_load_any<ALIGNED>(x.grad, u.grad, u.grad_is_bf16, i, end);
+}
+
+template <bool MASTER, bool ALIGNED, typename P>
+CUDA_INLINE void elements_update(struct elements<P> &x, const struct update &u, int64_t i, int64_t end, double (&change)[VECTOR],
+                                 double (&weight)[VECTOR]) {
+  float w[VECTOR], m[VECTOR], v[VECTOR], before[VECTOR];
+  if (MASTER) unpack(w, x.master);
+  else unpack(w, x.param);
+  unpack(m, x.m);
+  unpack(v, x.v);
+#pragma unroll
+  for (int e = 0; e < VECTOR; e++) {
+    before[e] = w[e];
+    step(w[e], m[e], v[e], x.grad[e], u.a);
+  }
+  if (sizeof(P) == 2 && !MASTER) {
+    uint32_t field[VECTOR];
+    draw_fields(field, u.draw, u.draw.first_sample + (uint64_t)i);
+#pragma unroll
+    for (int e = 0; e < VECTOR; e++) w[e] = bf16_decode(bf16_encode_stochastic(w[e], field[e]));
+  }
+  pack(x.param, w);
+  pack(x.m, m);
+  pack(x.v, v);
+  flat_store<ALIGNED>((P *)u.param, i, end, x.param);
+  flat_store<ALIGNED>(u.m, i, end, x.m);
+  flat_store<ALIGNED>(u.v, i, end, x.v);
+  if (MASTER) {
+    pack(x.master, w);
+    flat_store<ALIGNED>(u.master, i, end, x.master);
+  }
+  if (!u.measured) return;
+#pragma unroll
+  for (int e = 0; e < VECTOR; e++)
+    if (i + e < end) {
+      const double old = (double)before[e], moved = (double)w[e] - old;
+      change[e] = f64_fma(moved, moved, change[e]);
+      weight[e] = f64_fma(old, old, weight[e]);
+    }
+}
+
 template <typename P, bool MASTER, bool ALIGNED>
-__global__ void __launch_bounds__(THREADS) update_chunks(struct longsum_part *parts, const __grid_constant__ struct update u, int64_t first_chunk) {
+__global__ void __launch_bounds__(THREADS, 2)
+    update_chunks(struct longsum_part *parts, const __grid_constant__ struct update u, int64_t first_chunk) {
   __shared__ double sums[2][THREADS / 32];
   const int64_t begin = (first_chunk + blockIdx.x) * REDUCE_CHUNK;
   const int64_t end = begin + REDUCE_CHUNK < u.n ? begin + REDUCE_CHUNK : u.n;
   double change[VECTOR] = {0.0}, weight[VECTOR] = {0.0};
-  for (int64_t i = begin + (int64_t)threadIdx.x * VECTOR; i < end; i += REDUCE_LANES) {
-    packed<P, VECTOR> params;
-    packed<float, VECTOR> masters, ms, vs;
-    float w[VECTOR], m[VECTOR], v[VECTOR], g[VECTOR], before[VECTOR];
-    if (MASTER) flat_load<ALIGNED>(masters, u.master, i, end);
-    else flat_load<ALIGNED>(params, (const P *)u.param, i, end);
-    flat_load<ALIGNED>(ms, u.m, i, end);
-    flat_load<ALIGNED>(vs, u.v, i, end);
-    flat_load_any<ALIGNED>(g, u.grad, u.grad_is_bf16, i, end);
-    if (MASTER) unpack(w, masters);
-    else unpack(w, params);
-    unpack(m, ms);
-    unpack(v, vs);
+  for (int64_t i = begin + (int64_t)threadIdx.x * VECTOR; i < end; i += AHEAD * REDUCE_LANES) {
+    struct elements<P> x[AHEAD];
 #pragma unroll
-    for (int e = 0; e < VECTOR; e++) {
-      before[e] = w[e];
-      step(w[e], m[e], v[e], g[e], u.a);
-    }
-    if (sizeof(P) == 2 && !MASTER) {
-      uint32_t field[VECTOR];
-      draw_fields(field, u.draw, u.draw.first_sample + (uint64_t)i);
+    for (int a = 0; a < AHEAD; a++) elements_load<MASTER, ALIGNED>(x[a], u, i + a * REDUCE_LANES, end);
 #pragma unroll
-      for (int e = 0; e < VECTOR; e++) w[e] = bf16_decode(bf16_encode_stochastic(w[e], field[e]));
-    }
-    pack(params, w);
-    pack(ms, m);
-    pack(vs, v);
-    flat_store<ALIGNED>((P *)u.param, i, end, params);
-    flat_store<ALIGNED>(u.m, i, end, ms);
-    flat_store<ALIGNED>(u.v, i, end, vs);
-    if (MASTER) {
-      pack(masters, w);
-      flat_store<ALIGNED>(u.master, i, end, masters);
-    }
-    if (!u.measured) continue;
-#pragma unroll
-    for (int e = 0; e < VECTOR; e++)
-      if (i + e < end) {
-        const double old = (double)before[e], moved = (double)w[e] - old;
-        change[e] = f64_fma(moved, moved, change[e]);
-        weight[e] = f64_fma(old, old, weight[e]);
-      }
+    for (int a = 0; a < AHEAD; a++)
+      if (i + a * REDUCE_LANES < end) elements_update<MASTER, ALIGNED>(x[a], u, i + a * REDUCE_LANES, end, change, weight);
   }
   if (!u.measured) return;
   const double changed = reduce_lanes(change, sums[0]), weighed = reduce_lanes(weight, sums[1]);
