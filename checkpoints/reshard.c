@@ -11,11 +11,12 @@
 #include "checkpoints/hdf5.h"
 #include "checkpoints/manifest.h"
 #include "checkpoints/store.h"
+#include "comm/share.h"
 
 static bool copy_slice(struct checkpoint *k, struct hdf5_writer *w, const struct tensor_slice *whole, int rank, int ranks, struct error *e) {
   struct tensor_slice s = *whole;
-  s.first_row = whole->global_rows * rank / ranks;
-  s.rows = whole->global_rows * (rank + 1) / ranks - s.first_row;
+  s.first_row = share_row(whole->global_rows, whole->cols, rank, ranks);
+  s.rows = share_row(whole->global_rows, whole->cols, rank + 1, ranks) - s.first_row;
   if (s.rows == 0) return true;
   s.data = malloc((size_t)(s.rows * s.cols) * dtype_bytes(s.dtype) + 1);
   const bool good = s.data ? checkpoint_read(k, &s, 1, e) && hdf5_add(w, &s, NULL, 0, e)

@@ -12,7 +12,6 @@
 
 #include "base/checked.h"
 #include "comm/internal.h"
-#include "kernels/formats.h"
 
 #define SMALL_BYTES ((int64_t)256 << 10) /* all ranks' data together: one message, everybody adds */
 
@@ -30,12 +29,6 @@ bool comm_mpi_failed(struct comm *c, int result, const char *what, struct error 
 
 /* into[i] = into[i] OP from[i]. */
 typedef void combine_function(void *into, const void *from, int64_t n);
-
-static void add_f32(void *restrict into, const void *restrict from, int64_t n) {
-  float *restrict a = into;
-  const float *restrict b = from;
-  for (int64_t i = 0; i < n; i++) a[i] = a[i] + b[i];
-}
 
 static void add_f64(void *restrict into, const void *restrict from, int64_t n) {
   double *restrict a = into;
@@ -62,36 +55,15 @@ static void or_i64(void *restrict into, const void *restrict from, int64_t n) {
   for (int64_t i = 0; i < n; i++) a[i] = a[i] | b[i];
 }
 
-/* All ranks' elements at once, `stride` bytes apart: the sum is rounded once. */
-static void sum_bf16(uint16_t *into, const char *from, int64_t stride, int world, int64_t n) {
-  enum { PIECE = 1024 };
-  float sum[PIECE];
-  for (int64_t first = 0; first < n; first += PIECE) {
-    int64_t count = n - first < PIECE ? n - first : PIECE;
-    for (int rank = 0; rank < world; rank++) {
-      const uint16_t *part = (const uint16_t *)(const void *)(from + rank * stride) + first;
-      if (rank == 0)
-        for (int64_t i = 0; i < count; i++) sum[i] = bf16_decode(part[i]);
-      else
-        for (int64_t i = 0; i < count; i++) sum[i] = sum[i] + bf16_decode(part[i]);
-    }
-    for (int64_t i = 0; i < count; i++) into[first + i] = bf16_encode(sum[i]);
-  }
-}
-
 struct reduction {
   const char *what;
-  combine_function *combine; /* NULL: sum_bf16 */
+  combine_function *combine;
   MPI_Datatype type;
   int64_t size;
 };
 
 /* x[n] of what the ranks gave, `stride` bytes apart in c->buffer. */
 static void combine_ranks(const struct comm *c, const struct reduction *r, char *x, int64_t stride, int64_t n) {
-  if (!r->combine) {
-    sum_bf16((uint16_t *)(void *)x, c->buffer, stride, c->world, n);
-    return;
-  }
   memcpy(x, c->buffer, (size_t)(n * r->size));
   for (int rank = 1; rank < c->world; rank++) r->combine(x, c->buffer + rank * stride, n);
 }
@@ -153,14 +125,6 @@ static bool reduce(struct comm *c, const struct reduction *r, void *x, int64_t n
   for (int64_t done = 0; done < n && good; done += piece)
     good = reduce_piece(c, r, (char *)x + done * r->size, n - done < piece ? n - done : piece, e);
   return end_wait(c, good);
-}
-
-bool comm_sum_f32(struct comm *c, float *x, int64_t n, struct error *e) {
-  return reduce(c, &(struct reduction){"sum of FP32", add_f32, MPI_FLOAT, 4}, x, n, e);
-}
-
-bool comm_sum_bf16(struct comm *c, uint16_t *x, int64_t n, struct error *e) {
-  return reduce(c, &(struct reduction){"sum of BF16", NULL, MPI_UINT16_T, 2}, x, n, e);
 }
 
 bool comm_sum_f64(struct comm *c, double *x, int64_t n, struct error *e) {

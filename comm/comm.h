@@ -2,7 +2,8 @@
  *
  * Every sum is taken in rank order by our own reduce-scatter, so the result
  * does not depend on which algorithm an MPI library picks: the same world
- * size gives the same bits.
+ * size gives the same bits.  Gradients and weights are exchanged beside the
+ * computation: comm/exchange.h.
  *
  * A world of one needs no MPI: without a launcher's environment nothing of
  * MPI is initialised.
@@ -66,9 +67,7 @@ void comm_enter(struct comm *c, enum comm_phase phase, const char *operation, in
 /* Collectives over all ranks; world 1 returns at once.  In place.  All ranks
  * pass the same n.  A false return (ERROR_COMMUNICATION) means a broken world:
  * end with comm_abort (comm_close does so by itself then). */
-bool comm_sum_f32(struct comm *c, float *x, int64_t n, struct error *e); /* rank order, FP32 */
-bool comm_sum_bf16(struct comm *c, uint16_t *x, int64_t n, struct error *e); /* rank order in FP32, then rounded once */
-bool comm_sum_f64(struct comm *c, double *x, int64_t n, struct error *e);
+bool comm_sum_f64(struct comm *c, double *x, int64_t n, struct error *e); /* in rank order */
 bool comm_sum_i64(struct comm *c, int64_t *x, int64_t n, struct error *e); /* wraps around */
 bool comm_max_f64(struct comm *c, double *x, int64_t n, struct error *e); /* NaN where any rank has NaN */
 bool comm_or_i64(struct comm *c, int64_t *x, int64_t n, struct error *e); /* bitwise or */

@@ -58,6 +58,15 @@ static void make_piece(void *context, int64_t index, int worker) {
   for (int64_t i = at; r->codes && i < at + n; i++) r->codes[i] = bf16_encode(r->values[i]);
 }
 
+/* Those of the round's values whose master this rank holds. */
+static void upload_master(struct model *m, const struct round *r) {
+  const struct param_share *s = &m->share[r->number];
+  const int64_t begin = s->first_row * r->param->cols, end = begin + s->rows * r->param->cols;
+  const int64_t from = r->first > begin ? r->first : begin, to = r->first + r->n < end ? r->first + r->n : end;
+  if (from < to)
+    m->d->k->upload(m->d, m->master + s->offset + (from - begin), r->values + (from - r->first), (size_t)(to - from) * sizeof *r->values);
+}
+
 static bool initialise(struct model *m, struct round *r, struct threads *t, struct error *e) {
   const struct kernels *k = m->d->k;
   size_t bytes = dtype_bytes(m->shape.param_dtype);
@@ -69,12 +78,12 @@ static bool initialise(struct model *m, struct round *r, struct threads *t, stru
       threads_run(t, ceil_div(r->n, PIECE), make_piece, r);
       const void *own = r->codes ? (const void *)r->codes : r->values;
       k->upload(m->d, (char *)m->params + (size_t)(p->offset + r->first) * bytes, own, (size_t)r->n * bytes);
-      if (m->master) k->upload(m->d, m->master + p->offset + r->first, r->values, (size_t)r->n * sizeof *r->values);
+      if (m->master) upload_master(m, r);
       if (!k->synchronize(m->d, e)) return false; /* the host memory is written again */
     }
   }
-  if (m->adam_m) k->clear(m->d, m->adam_m, (size_t)m->elements * sizeof(float));
-  if (m->adam_v) k->clear(m->d, m->adam_v, (size_t)m->elements * sizeof(float));
+  if (m->adam_m) k->clear(m->d, m->adam_m, (size_t)m->share_elements * sizeof(float));
+  if (m->adam_v) k->clear(m->d, m->adam_v, (size_t)m->share_elements * sizeof(float));
   return k->synchronize(m->d, e);
 }
 

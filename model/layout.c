@@ -91,9 +91,9 @@ static void place_parameters(struct model *m, struct arena *a) {
   const struct model_shape *s = &m->shape;
   m->params = arena_take(a, ARENA_PARAMETERS, m->elements, dtype_bytes(s->param_dtype));
   if (s->training) {
-    if (s->master) m->master = floats_take(a, ARENA_MASTER, m->elements);
-    m->adam_m = floats_take(a, ARENA_ADAM_M, m->elements);
-    m->adam_v = floats_take(a, ARENA_ADAM_V, m->elements);
+    if (s->master) m->master = floats_take(a, ARENA_MASTER, m->share_elements);
+    m->adam_m = floats_take(a, ARENA_ADAM_M, m->share_elements);
+    m->adam_v = floats_take(a, ARENA_ADAM_V, m->share_elements);
     m->gradients = arena_take(a, ARENA_GRADIENTS, m->elements, dtype_bytes(s->gradient_dtype));
   }
   int64_t hidden = m->config.hidden_size, vocab = m->config.vocab_size;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "comm/share.h"
 #include "model/parts.h"
 #include "model/problems.h"
 
@@ -72,6 +73,19 @@ static bool recomputed(const struct model_shape *s, int layer) {
   return s->recompute == RECOMPUTE_ALL || (layer + 1) % s->recompute_every == 0;
 }
 
+/* The rows of every parameter that this rank owns. */
+static void set_shares(struct model *m) {
+  const int rank = m->shape.rank, world = m->shape.world;
+  for (int i = 0; i < m->n_params; i++) {
+    const struct param *p = &m->param[i];
+    struct param_share *s = &m->share[i];
+    s->first_row = share_row(p->rows, p->cols, rank, world);
+    s->rows = share_row(p->rows, p->cols, rank + 1, world) - s->first_row;
+    s->offset = m->share_elements;
+    m->share_elements += s->rows * p->cols;
+  }
+}
+
 static bool upload_rope(struct model *m, struct error *e) {
   int64_t n = m->shape.seq_len * m->config.head_dim;
   float *table = malloc((size_t)n * sizeof *table);
@@ -95,10 +109,11 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
   struct model *m = calloc(1, sizeof *m);
   if (m) {
     m->param = calloc((size_t)params_number(c), sizeof *m->param);
+    m->share = calloc((size_t)params_number(c), sizeof *m->share);
     m->block = calloc((size_t)c->n_layers, sizeof *m->block);
     m->signals = calloc(1, sizeof *m->signals);
   }
-  if (!m || !m->param || !m->block || !m->signals) {
+  if (!m || !m->param || !m->share || !m->block || !m->signals) {
     model_destroy(m);
     error_set(e, ERROR_SYSTEM, "no memory for a model's own records");
     return NULL;
@@ -107,12 +122,20 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
   m->config = *c;
   m->shape = *s;
   if (m->shape.gradient_dtype == 0) m->shape.gradient_dtype = DTYPE_F32;
+  if (m->shape.world == 0) m->shape.world = 1;
   m->route = *r;
   m->extent = extent;
   m->type = r->activations;
   m->n_params = params_number(c);
   m->elements = model_config_param_count(c);
   params_list(c, m->param);
+  set_shares(m);
+  if (m->shape.training && m->share_elements == 0) {
+    error_set(e, ERROR_CONFIG, "rank %d of %d would own no row of any parameter", m->shape.rank, m->shape.world);
+    error_hint(e, "start fewer ranks");
+    model_destroy(m);
+    return NULL;
+  }
   m->head.output.draw = DRAW_DY_HEAD;
   m->head.output.layer = -1;
   for (int layer = 0; layer < (int)c->n_layers; layer++) {
@@ -153,6 +176,7 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
 void model_destroy(struct model *m) {
   if (!m) return;
   free(m->param);
+  free(m->share);
   free(m->block);
   free(m->signals);
   if (m->seen_host) m->d->k->release_host(m->d, m->seen_host);
@@ -164,6 +188,9 @@ void model_destroy(struct model *m) {
 int model_param_number(const struct model *m) { return m->n_params; }
 const struct param *model_param(const struct model *m, int i) { return &m->param[i]; }
 int64_t model_param_elements(const struct model *m) { return m->elements; }
+const struct param_share *model_param_share(const struct model *m, int i) { return &m->share[i]; }
+int64_t model_share_elements(const struct model *m) { return m->share_elements; }
+int model_unit_number(const struct model *m) { return (int)m->config.n_layers + 2; }
 void *model_params(const struct model *m) { return m->params; }
 float *model_master(const struct model *m) { return m->master; }
 float *model_adam_m(const struct model *m) { return m->adam_m; }

@@ -47,6 +47,7 @@ struct model_shape {
   enum dtype gradient_dtype; /* what gradients are accumulated in; 0 = DTYPE_F32. BF16 (activations BF16 only):
                               * every addition to the buffer is made in FP32 and rounded once */
   bool training;        /* false: no gradients, moments or saved activations */
+  int rank, world;      /* whose rows of moments and master are held (comm/share.h); world 0 is 1: all */
 };
 
 /* ---- parameters --------------------------------------------------------- */
@@ -62,6 +63,12 @@ struct param {
 /* How many a configuration has, and all of them, in the order of the flat buffers. */
 int params_number(const struct model_config *c);
 void params_list(const struct model_config *c, struct param *out);
+
+/* The rows of a parameter whose moments and master a rank holds. */
+struct param_share {
+  int64_t first_row, rows;
+  int64_t offset; /* of their first element in moments and master */
+};
 
 int64_t model_config_param_count(const struct model_config *c);
 /* Contraction parameters per token used in FLOPs: all but the embedding table
@@ -84,19 +91,32 @@ int model_param_number(const struct model *m);
 const struct param *model_param(const struct model *m, int i);
 int64_t model_param_elements(const struct model *m); /* of the flat buffers; parameters are packed without gaps */
 
-/* Flat device buffers, element i of one is element i of all; NULL where the
+/* Parameters that are exchanged, and whose gradients are complete, together: the
+ * embedding; each block; the final norm with the head.  Unit u is parameters
+ * [first, first + n); units are in the order of the flat buffers, and of a forward. */
+struct model_unit {
+  int first, n;
+};
+int model_unit_number(const struct model *m);
+struct model_unit model_unit(const struct model *m, int u);
+
+/* Flat device buffers, element i of one is element i of the other; NULL where the
  * shape has none. */
 void *model_params(const struct model *m);      /* param_dtype */
+void *model_gradients(const struct model *m);   /* model_gradient_dtype */
+/* Of the rows that shape.rank of shape.world owns, one parameter's after the other's
+ * without gaps; in a world of one as the flat buffers. */
 float *model_master(const struct model *m);
 float *model_adam_m(const struct model *m);
 float *model_adam_v(const struct model *m);
-void *model_gradients(const struct model *m);   /* model_gradient_dtype */
+const struct param_share *model_param_share(const struct model *m, int i);
+int64_t model_share_elements(const struct model *m); /* of these buffers */
 enum dtype model_gradient_dtype(const struct model *m);
 void model_clear_gradients(struct model *m);    /* zeros, on the device; before the first micro-batch of an update */
 
 /* Initial values from the seed alone (Philox by parameter and element, normal
  * by inverse distribution function, truncated); moments zeroed, master = the
- * unrounded value.  `threads` host threads make them: the same bits for any number. */
+ * unrounded value of the rows that are held.  `threads` host threads make them: the same bits for any number. */
 bool model_initialise(struct model *m, uint64_t seed, int threads, struct error *e);
 
 /* What fprop contracts: the route's operands, or plain ones in the activations'

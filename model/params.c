@@ -57,6 +57,13 @@ void params_list(const struct model_config *c, struct param *out) {
   if (!c->tied) add(&l, -1, "output", c->vocab_size, d, head_std);
 }
 
+struct model_unit model_unit(const struct model *m, int u) {
+  const int layers = (int)m->config.n_layers, norm = 1 + layers * PER_BLOCK;
+  if (u == 0) return (struct model_unit){0, 1};
+  if (u <= layers) return (struct model_unit){1 + (u - 1) * PER_BLOCK, PER_BLOCK};
+  return (struct model_unit){norm, m->n_params - norm};
+}
+
 int64_t param_offset(const struct model *m, int layer, enum block_param which) {
   return m->param[1 + layer * PER_BLOCK + (int)which].offset;
 }

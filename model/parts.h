@@ -79,8 +79,9 @@ struct model {
   enum norm_cast norm_cast;
 
   struct param *param;
+  struct param_share *share; /* [n_params] */
   int n_params;
-  int64_t elements;
+  int64_t elements, share_elements;
   void *params;
   float *master, *adam_m, *adam_v;
   void *gradients;

@@ -333,7 +333,7 @@ class Place:
 
     def updates(self, name):
         """What each update computed, without times."""
-        timed = ("seconds", "data_wait_ms", "tokens_per_second", "tokens_per_second_per_rank", "mfu")
+        timed = ("seconds", "exchange_wait_ms", "data_wait_ms", "tokens_per_second", "tokens_per_second_per_rank", "mfu")
         return [{k: v for k, v in r.items() if k not in timed} for r in self.lines(name, "update")]
 
     def column(self, name, key):

@@ -83,11 +83,11 @@ static bool check_route(struct report *r, const struct config *c, int threads) {
 static void check_memory(struct report *r, const struct config *c, int threads) {
   struct error e = {0};
   struct arena arena;
-  if (!plan_memory(c, threads, &arena, &e)) {
+  const int64_t ranks = c->run.ranks > 0 ? c->run.ranks : 1, limit = machine_memory();
+  if (!plan_memory(c, threads, ranks, &arena, &e)) {
     say_problem(r, "memory", &e);
     return;
   }
-  int64_t ranks = c->run.ranks > 0 ? c->run.ranks : 1, limit = machine_memory();
   int64_t need = (int64_t)arena.used * ranks;
   if (strcmp(c->run.backend, "cpu") != 0 || need <= limit) {
     say_ok("memory", "%.3f GB a rank, %.1f GB here%s", gigabytes((int64_t)arena.used), gigabytes(limit),

@@ -41,9 +41,9 @@ static bool start_state(struct run *run, const char *resume, const char *weights
   if (*resumed) return true;
   if (!comm_agree(run->comm, model_initialise(run->model, (uint64_t)run->config.run.seed, run->threads, e), e)) return false;
   if (weights && !state_take_weights(run, weights, e)) return false;
-  const bool good = run_parameter_hash(run, &run->init_hash, e);
-  if (good) model_refresh_weights(run->model);
-  return comm_agree(run->comm, good, e);
+  if (!run_parameter_hash(run, &run->init_hash, e)) return false;
+  model_refresh_weights(run->model);
+  return true;
 }
 
 /* Does the file hold this text? */

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/exchange.h"
 #include "data/loader.h"
 #include "kernels/formats.h"
 #include "trainer/control.h"
@@ -17,6 +18,7 @@
 #include "trainer/optimizer.h"
 #include "trainer/report.h"
 #include "trainer/saving.h"
+#include "trainer/shards.h"
 
 /* One rank's view of the loop. */
 struct loop {
@@ -140,13 +142,6 @@ static void inject_before_reduce(struct loop *l) {
   if (run_fault(run, "kill", update)) raise(SIGKILL);
 }
 
-/* Over ranks: in FP32, rounded to the gradients' type once. */
-static bool sum_gradients(struct run *run, struct error *e) {
-  const int64_t n = model_param_elements(run->model);
-  if (model_gradient_dtype(run->model) == DTYPE_BF16) return comm_sum_bf16(run->comm, model_gradients(run->model), n, e);
-  return comm_sum_f32(run->comm, model_gradients(run->model), n, e);
-}
-
 /* Micro-batches, their loss, gradients summed over ranks.  Nothing here waits for the device: what an update
  * saw stays on it until optimizer_measure waits, the first of an update's two waits.  There the host must know
  * loss, norm and what was not finite before it judges.  The second, in optimizer_step, ends an update that is
@@ -174,7 +169,8 @@ static bool compute(struct loop *l, const struct batch *batch, struct error *e) 
   model_fetch_signals(run->model);
   inject_before_reduce(l);
   enter(l, PHASE_REDUCE);
-  if (!sum_gradients(run, e)) return false;
+  for (int unit = model_unit_number(run->model) - 1; unit >= 0; unit--) shards_begin_sum(run, unit);
+  if (!shards_finish(run, e)) return false;
   enter(l, PHASE_OPTIMIZER);
   return true;
 }
@@ -274,18 +270,18 @@ static bool one_update(struct loop *l, struct error *e) {
   struct update_signals signals;
   struct judgement judgement;
   struct step step = {.clip_coefficient = 1};
+  const double waited = comm_exchange_waited(run->comm);
 
   timeline_open(&l->time);
   enter(l, PHASE_DATA);
   if (!load_batch(l, &batch, e)) return false;
   run_set_forward(run, update);
   if (!compute(l, &batch, e)) return false;
-  bool good = optimizer_measure(run, &signals, e);
-  if (!comm_agree(run->comm, good, e) || !gather_loss(run, &batch, &signals, e) || !gather_attention(run, &signals, e)) return false;
+  if (!optimizer_measure(run, &signals, e) || !gather_loss(run, &batch, &signals, e) || !gather_attention(run, &signals, e)) return false;
   divergence_judge(&run->divergence, c, &signals, &judgement);
-  if (judgement.verdict == VERDICT_APPLY) good = optimizer_step(run, update, signals.grad_norm, &step, e);
+  if (judgement.verdict == VERDICT_APPLY && !optimizer_step(run, update, signals.grad_norm, &step, e)) return false;
   struct model_signals seen;
-  if (!comm_agree(run->comm, good, e) || !gather_signals(run, &signals, &seen, e)) return false;
+  if (!gather_signals(run, &signals, &seen, e)) return false;
   timeline_close(&l->time);
 
   if (judgement.verdict != VERDICT_HALT) {
@@ -299,6 +295,7 @@ static bool one_update(struct loop *l, struct error *e) {
       .batch_targets = batch.targets,
       .batch_hash = batch.all.hash,
       .source_targets = batch.all.targets,
+      .exchange_wait = comm_exchange_waited(run->comm) - waited,
       .data_wait = batch.all.waited,
       .signals = &signals,
       .judgement = &judgement,

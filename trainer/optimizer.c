@@ -4,9 +4,18 @@
 #include <stdio.h>
 
 #include "trainer/schedule.h"
+#include "trainer/shards.h"
 
-static void *gradient_at(const struct run *run, const struct param *p) {
-  return (char *)model_gradients(run->model) + (size_t)p->offset * dtype_bytes(model_gradient_dtype(run->model));
+/* The rows of a parameter that this rank owns, in a flat buffer. */
+static void *own_rows(const struct run *run, int i, void *buffer, enum dtype dtype) {
+  const struct param *p = model_param(run->model, i);
+  return (char *)buffer + (size_t)(p->offset + model_param_share(run->model, i)->first_row * p->cols) * dtype_bytes(dtype);
+}
+
+/* All ranks, in agreement. */
+static bool wait_for_device(struct run *run, struct error *e) {
+  const bool good = run->device->k->synchronize(run->device, e);
+  return run->world > 1 ? comm_agree(run->comm, good, e) : good;
 }
 
 bool optimizer_measure(struct run *run, struct update_signals *s, struct error *e) {
@@ -16,24 +25,27 @@ bool optimizer_measure(struct run *run, struct update_signals *s, struct error *
   const enum dtype dtype = model_gradient_dtype(run->model);
   k->clear(run->device, run->gradient_measures, bytes);
   for (int i = 0; i < n; i++) {
-    const struct param *p = model_param(run->model, i);
-    struct matrix g = {gradient_at(run, p), dtype, p->rows, p->cols};
-    k->measure(run->device, &run->gradient_measures[i], &g);
+    const int64_t rows = model_param_share(run->model, i)->rows;
+    const struct matrix g = {own_rows(run, i, model_gradients(run->model), dtype), dtype, rows, model_param(run->model, i)->cols};
+    if (rows > 0) k->measure(run->device, &run->gradient_measures[i], &g);
   }
   const struct measure *host = run->host_gradient_measures;
   k->download(run->device, run->host_gradient_measures, run->gradient_measures, bytes);
-  bool good = k->synchronize(run->device, e);
-  double sum = 0;
-  s->nonfinite = 0;
-  s->nonfinite_where[0] = 0;
-  for (int i = 0; good && i < n; i++) {
+  if (!wait_for_device(run, e)) return false;
+  double sum = 0, last = 0; /* how many parameters come after the first that has a non-finite element, and itself */
+  int64_t nonfinite = 0;
+  for (int i = 0; i < n; i++) {
     sum += host[i].sum_squares;
-    if (host[i].nonfinite > 0 && s->nonfinite == 0)
-      snprintf(s->nonfinite_where, sizeof s->nonfinite_where, "%s", model_param(run->model, i)->name);
-    s->nonfinite += host[i].nonfinite;
+    nonfinite += host[i].nonfinite;
+    if (nonfinite > 0 && last == 0) last = n - i;
   }
+  if (run->world > 1 && !(comm_sum_f64(run->comm, &sum, 1, e) && comm_sum_i64(run->comm, &nonfinite, 1, e) &&
+                          comm_max_f64(run->comm, &last, 1, e)))
+    return false;
   s->grad_norm = sqrt(sum);
-  return good;
+  s->nonfinite = nonfinite;
+  snprintf(s->nonfinite_where, sizeof s->nonfinite_where, "%s", nonfinite > 0 ? model_param(run->model, n - (int)last)->name : "");
+  return true;
 }
 
 bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct step *out, struct error *e) {
@@ -55,32 +67,42 @@ bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct st
   };
   struct draw draw = {.seed = (uint64_t)c->run.seed, .update = (uint32_t)update, .operand = DRAW_PARAMETER};
   float *master = model_master(run->model);
+  const enum dtype gradient_dtype = model_gradient_dtype(run->model);
   const bool stochastic = dtype == DTYPE_BF16 && !master;
 
   const int n = model_param_number(run->model);
   const size_t bytes = (size_t)n * sizeof(struct update_measure);
   k->clear(run->device, run->update_measures, bytes);
-  for (int i = 0; i < n; i++) {
-    const struct param *p = model_param(run->model, i);
-    a.weight_decay = p->decay ? (float)c->optimizer.weight_decay : 0;
-    draw.layer = (uint32_t)i;
-    k->adamw_update(run->device, (char *)model_params(run->model) + (size_t)p->offset * dtype_bytes(dtype), dtype,
-                    master ? master + p->offset : NULL, model_adam_m(run->model) + p->offset,
-                    model_adam_v(run->model) + p->offset, gradient_at(run, p), model_gradient_dtype(run->model),
-                    p->rows * p->cols, &a, stochastic ? &draw : NULL, &run->update_measures[i]);
+  for (int unit = 0; unit < model_unit_number(run->model); unit++) {
+    const struct model_unit u = model_unit(run->model, unit);
+    for (int i = u.first; i < u.first + u.n; i++) {
+      const struct param *p = model_param(run->model, i);
+      const struct param_share *own = model_param_share(run->model, i);
+      if (own->rows == 0) continue;
+      a.weight_decay = p->decay ? (float)c->optimizer.weight_decay : 0;
+      draw.layer = (uint32_t)i;
+      draw.first_sample = (uint64_t)(own->first_row * p->cols); /* its first element in the tensor: slices draw as the whole */
+      k->adamw_update(run->device, own_rows(run, i, model_params(run->model), dtype), dtype, master ? master + own->offset : NULL,
+                      model_adam_m(run->model) + own->offset, model_adam_v(run->model) + own->offset,
+                      own_rows(run, i, model_gradients(run->model), gradient_dtype), gradient_dtype, own->rows * p->cols, &a,
+                      stochastic ? &draw : NULL, &run->update_measures[i]);
+    }
+    shards_begin_copy(run, unit);
   }
+  run->applied = t;
+  if (!shards_finish(run, e)) return false;
   model_refresh_weights(run->model);
   model_fetch_signals(run->model);
 
   const struct update_measure *host = run->host_update_measures;
   k->download(run->device, run->host_update_measures, run->update_measures, bytes);
-  bool good = k->synchronize(run->device, e);
-  double change = 0, weight = 0;
-  for (int i = 0; good && i < n; i++) {
-    change += host[i].update_sum_squares;
-    weight += host[i].weight_sum_squares;
+  if (!wait_for_device(run, e)) return false;
+  double sums[2] = {0, 0}; /* of the change, of the weights */
+  for (int i = 0; i < n; i++) {
+    sums[0] += host[i].update_sum_squares;
+    sums[1] += host[i].weight_sum_squares;
   }
-  out->update_to_weight = weight > 0 ? sqrt(change / weight) : 0;
-  run->applied = t;
-  return good;
+  if (run->world > 1 && !comm_sum_f64(run->comm, sums, 2, e)) return false;
+  out->update_to_weight = sums[1] > 0 ? sqrt(sums[0] / sums[1]) : 0;
+  return true;
 }

@@ -4,8 +4,9 @@
 
 #include "trainer/run.h"
 
-/* Norm and non-finite count of the (summed) gradients, into *s: FP64 sum over
- * parameters in their order.  Waits for the device: all that was begun before is done. */
+/* Norm and non-finite count of the summed gradients, of which every rank has its rows,
+ * into *s: FP64 sum over parameters in their order, then over ranks in theirs.  Waits
+ * for the device: all that was begun before is done.  All ranks, in agreement. */
 bool optimizer_measure(struct run *run, struct update_signals *s, struct error *e);
 
 struct step {
@@ -13,8 +14,9 @@ struct step {
   double update_to_weight; /* norm of the change / norm of the weights */
 };
 
-/* Clips by global norm, applies AdamW as update run->applied + 1, refreshes the
- * quantised weights, fetches the model's signals, waits for the device.  Skipped updates do not call it: they advance the
+/* Clips by global norm, applies AdamW as update run->applied + 1 to the rows that this
+ * rank owns, gets the others' rows, refreshes the quantised weights, fetches the model's
+ * signals, waits for the device.  All ranks, in agreement.  Skipped updates do not call it: they advance the
  * schedule and the data, not AdamW's bias correction. */
 bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct step *out, struct error *e);
 

@@ -61,17 +61,17 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
 
   const double n = (double)model_config_param_count(s);
   const double weight = (double)dtype_bytes(c->train.param_dtype), gradient = (double)dtype_bytes(c->train.gradient_dtype);
-  out->optimizer = n * (gradient + 16 + weight + (c->train.master ? 8 : 0)) / m->memory_bandwidth; /* 16: moments; 8: master */
+  out->optimizer = n / (double)gpus * (gradient + 16 + weight + (c->train.master ? 8 : 0)) / m->memory_bandwidth; /* 16: moments; 8: master */
   /* Rings run over every GPU's network adapter, so that a domain's adapters add up. */
   const double rails = m->network_bandwidth * m->domain;
   const double link = gpus <= m->domain || rails > m->link_bandwidth ? m->link_bandwidth : rails;
-  out->reduce = gpus > 1 ? 2.0 * (double)(gpus - 1) / (double)gpus * gradient * n / link : 0;
+  const double others = (double)(gpus - 1) / (double)gpus * n / link, sums = others * gradient, copies = others * weight;
+  out->reduce = sums + copies;
 
   const double compute = out->linears + out->attention + out->head + out->recompute;
-  const double backward = compute * 2 / 3; /* of the last micro-batch alone, when accumulating */
-  const double passes = (double)(c->train.global_batch / gpus / c->train.local_batch);
-  const double exposed = out->reduce > backward / passes ? out->reduce - backward / passes : 0;
-  out->total = compute + exposed + out->optimizer;
+  /* Of the last micro-batch's backward and of the first's forward, when accumulating. */
+  const double pass = compute / (double)(c->train.global_batch / gpus / c->train.local_batch);
+  out->total = compute + fmax(0, sums - pass * 2 / 3) + fmax(0, copies - pass / 3) + out->optimizer;
   out->tokens_per_second = tokens * (double)gpus / out->total;
   out->mfu = out->tokens_per_second / (double)gpus * causal / m->bf16_flops;
   return true;
@@ -104,10 +104,10 @@ int64_t plan_checkpoint_bytes(const struct config *c) {
   return model_config_param_count(&c->model.shape) * (weight + 8);
 }
 
-bool plan_memory(const struct config *c, int threads, struct arena *out, struct error *e) {
+bool plan_memory(const struct config *c, int threads, int64_t ranks, struct arena *out, struct error *e) {
   struct device *d = device_open(c->run.backend, threads, e);
   if (!d) return false;
-  struct run run = {.config = *c, .device = d, .arena = arena_measure()};
+  struct run run = {.config = *c, .device = d, .arena = arena_measure(), .rank = (int)ranks - 1, .world = (int)ranks};
   const bool good = run_lay_out(&run, RUN_TRAIN, e);
   if (good) model_destroy(run.model);
   *out = run.arena;
@@ -131,7 +131,10 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
   const bool large = arena->used >= 1000000000;
   char scratch[64];
   snprintf(scratch, sizeof scratch, "of backend %s with %d threads", c->run.backend, threads);
-  fprintf(out, "\nmemory of one rank: local batch %" PRId64 " x %" PRId64 " tokens, recompute %s, everything on every rank\n", c->train.local_batch, c->train.seq_len,
+  const int64_t ranks = gpus > 0 ? gpus : 1, share = c->train.global_batch / ranks;
+  char whose[96] = "; of several, each holds its share of moments and master";
+  if (ranks > 1) snprintf(whose, sizeof whose, " of %" PRId64 ", its share of moments and master", ranks);
+  fprintf(out, "\nmemory of one rank%s: local batch %" PRId64 " x %" PRId64 " tokens, recompute %s\n", whose, c->train.local_batch, c->train.seq_len,
           c->train.recompute == RECOMPUTE_ALL ? "all" : c->train.recompute == RECOMPUTE_NONE ? "none" : "every n-th block");
   for (int i = 0; i < ARENA_CATEGORY_COUNT; i++)
     if (arena->by_category[i] > 0)
@@ -139,7 +142,6 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
                   i == ARENA_SCRATCH ? scratch : notes[i] ? notes[i] : "");
   print_bytes(out, "total", (double)arena->used, large, "");
   char host[96];
-  const int64_t ranks = gpus > 0 ? gpus : 1, share = c->train.global_batch / ranks;
   snprintf(host, sizeof host, "in the host's memory: %d updates of 1/%" PRId64 " of the batch, and the one in use", LOADER_AHEAD, ranks);
   print_bytes(out, "samples read ahead", (double)loader_bytes(share, c->train.seq_len, c->data.attention == DATA_ATTENTION_DOCUMENT),
               large, host);
@@ -199,7 +201,7 @@ bool plan_print(FILE *out, const struct config *c, const struct machine *machine
   const struct model_config *s = &c->model.shape;
   const int threads = c->run.threads > 0 ? (int)c->run.threads : threads_available();
   struct arena arena;
-  if (!plan_memory(c, threads, &arena, e)) return false;
+  if (!plan_memory(c, threads, gpus > 0 ? gpus : 1, &arena, e)) return false;
 
   const double tokens = (double)(c->train.global_batch * c->train.seq_len);
   fprintf(out, "%s, route %s\n", c->run.name, c->route.name);
@@ -225,8 +227,9 @@ bool plan_print(FILE *out, const struct config *c, const struct machine *machine
     print_machine(out, c, machine_named("h200"), gpus, (double)arena.used);
   }
   fprintf(out, "\nThe roofline counts contractions at the dense peak of their formats, attention (causal half) at BF16's, the\n"
-               "optimizer's state read and written once at memory bandwidth, and %s gradients all-reduced by rings, hidden behind\n"
-               "the last pass' backward as far as they fit; no element-wise work. `passes` are micro-batches accumulated. MFU is\n"
+               "optimizer's state of a rank read and written once at memory bandwidth, %s gradients summed into their owners' rows\n"
+               "and parameters copied to all by rings, hidden behind the last pass' backward and the first one's forward as far as\n"
+               "they fit; no element-wise work. `passes` are micro-batches accumulated. MFU is\n"
                "against the BF16 peak, causal convention, so FP4 and FP8 contractions can take it above 100%%. No real run reaches it.\n",
           c->train.gradient_dtype == DTYPE_BF16 ? "BF16" : "FP32");
   return true;

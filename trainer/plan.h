@@ -13,9 +13,9 @@ struct plan_time {
   double attention; /* causal half, at the BF16 rate */
   double head;
   double recompute; /* the forward run again */
-  double optimizer; /* memory-bound: state read and written once */
-  double reduce;    /* gradients, in their type, all-reduced over the slower link */
-  double total;     /* computing, then the optimizer; the reduction hidden behind the backward as far as it fits */
+  double optimizer; /* memory-bound: the state of its rows read and written once */
+  double reduce;    /* gradients reduce-scattered and parameters gathered, in their types, over the slower link */
+  double total;     /* computing, then the optimizer; sums hidden behind the backward, copies behind the forward, as far as they fit */
   double tokens_per_second; /* of the whole job */
   double mfu;               /* BF16 MFU, causal convention */
 };
@@ -32,8 +32,8 @@ int64_t plan_largest_tensor(const struct extent *x);
 /* Bytes of a checkpoint's tensors (before compression). */
 int64_t plan_checkpoint_bytes(const struct config *c);
 
-/* Memory of one rank by category, laid out by the code that a run uses. */
-bool plan_memory(const struct config *c, int threads, struct arena *out, struct error *e);
+/* Memory of the last of `ranks` ranks (no rank has more) by category, laid out by the code that a run uses. */
+bool plan_memory(const struct config *c, int threads, int64_t ranks, struct arena *out, struct error *e);
 
 /* Prints everything. `machine` NULL: gb200 and h200. `gpus` 0: 1 … 72. */
 bool plan_print(FILE *out, const struct config *c, const struct machine *machine, int64_t gpus, struct error *e);

@@ -100,6 +100,7 @@ json_t *report_record(const struct run *run, const struct update_report *r) {
   for (int p = 0; p < PHASE_COUNT; p++) record_real(seconds, timeline_name((enum phase)p), r->time->seconds[p]);
   record_real(seconds, "total", r->time->total);
   json_object_set_new(o, "seconds", seconds);
+  record_real(o, "exchange_wait_ms", r->exchange_wait * 1e3);
   record_real(o, "data_wait_ms", r->data_wait * 1e3);
   record_real(o, "tokens_per_second", tokens_per_second(run, r));
   record_real(o, "tokens_per_second_per_rank", tokens_per_second(run, r) / run->world);

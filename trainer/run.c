@@ -8,8 +8,10 @@
 #include "base/checked.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "comm/share.h"
 #include "trainer/evaluate.h"
 #include "trainer/indexing.h"
+#include "trainer/shards.h"
 
 static bool same_configuration(struct run *run, struct error *e) {
   struct hash first = run->config_hash;
@@ -77,6 +79,8 @@ static struct model_shape shape_of(const struct run *run, enum run_purpose purpo
       .master = purpose == RUN_TRAIN && c->train.master,
       .gradient_dtype = purpose == RUN_TRAIN ? c->train.gradient_dtype : DTYPE_F32,
       .training = purpose == RUN_TRAIN,
+      .rank = run->rank,
+      .world = run->world,
   };
 }
 
@@ -214,6 +218,7 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
   if (purpose == RUN_TRAIN && indexing_is_wanted(&run->config) && !indexing_make_in_world(&run->config, run->comm, e)) goto failed;
   bool good = divide_batch(run, e) && open_data(run, purpose, e) && open_model(run, purpose, e);
   if (!comm_agree(run->comm, good, e) || !same_streams(run, e)) goto failed;
+  if (purpose == RUN_TRAIN && !shards_open(run, e)) goto failed;
 
   detector_open(&run->divergence.loss, run->config.divergence.window);
   detector_open(&run->divergence.grad_norm, run->config.divergence.window);
@@ -243,6 +248,7 @@ int run_leave(struct run *run, bool good, struct error *e) {
 }
 
 void run_close(struct run *run) {
+  shards_close(run);
   if (run->model) model_destroy(run->model);
   run_release_host(run);
   if (run->memory) run->device->k->release(run->device, run->memory);
@@ -254,31 +260,48 @@ void run_close(struct run *run) {
   memset(run, 0, sizeof *run);
 }
 
-bool run_parameter_hash(struct run *run, struct hash *out, struct error *e) {
-  const void *source = model_master(run->model);
-  size_t size = sizeof(float);
-  if (!source) {
-    source = model_params(run->model);
-    size = dtype_bytes(run->config.train.param_dtype);
+enum { PIECE = 1 << 20 };
+
+/* Bytes [0, n) at `source` on the device of rank `owner` (-1: every rank has them), fed on all ranks. */
+static bool feed(struct run *run, struct hash_state *state, char *piece, const char *source, size_t n, int owner, struct error *e) {
+  const struct kernels *k = run->device->k;
+  bool good = true;
+  for (size_t at = 0; good && at < n; at += PIECE) {
+    const size_t bytes = n - at < PIECE ? n - at : PIECE;
+    if (owner < 0 || owner == run->rank) {
+      k->download(run->device, piece, source + at, bytes);
+      good = k->synchronize(run->device, e);
+    }
+    if (owner >= 0) good = comm_agree(run->comm, good, e) && comm_broadcast(run->comm, piece, (int64_t)bytes, owner, e);
+    hash_feed(state, piece, bytes);
   }
-  enum { PIECE = 1 << 20 };
+  return good;
+}
+
+/* The master of a parameter: every rank has its rows. */
+static bool feed_master(struct run *run, struct hash_state *state, char *piece, int i, struct error *e) {
+  const struct param *p = model_param(run->model, i);
+  const char *own = (const char *)(model_master(run->model) + model_param_share(run->model, i)->offset);
+  bool good = true;
+  for (int r = 0; good && r < run->world; r++) {
+    const int64_t rows = share_row(p->rows, p->cols, r + 1, run->world) - share_row(p->rows, p->cols, r, run->world);
+    good = feed(run, state, piece, own, (size_t)(rows * p->cols) * sizeof(float), r, e);
+  }
+  return good;
+}
+
+bool run_parameter_hash(struct run *run, struct hash *out, struct error *e) {
   char *piece = malloc(PIECE);
   struct hash_state *state = piece ? hash_open() : NULL;
-  if (!state) {
-    free(piece);
-    return error_set(e, ERROR_SYSTEM, "out of memory");
-  }
-  size_t bytes = (size_t)model_param_elements(run->model) * size;
-  bool good = true;
-  for (size_t at = 0; good && at < bytes; at += PIECE) {
-    size_t n = bytes - at < PIECE ? bytes - at : PIECE;
-    run->device->k->download(run->device, piece, (const char *)source + at, n);
-    good = run->device->k->synchronize(run->device, e);
-    hash_feed(state, piece, n);
-  }
-  *out = hash_close(state);
+  bool good = comm_agree(run->comm, state != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e);
+  if (good && model_master(run->model))
+    for (int i = 0; good && i < model_param_number(run->model); i++) good = feed_master(run, state, piece, i, e);
+  else if (good)
+    good = feed(run, state, piece, model_params(run->model),
+                (size_t)model_param_elements(run->model) * dtype_bytes(run->config.train.param_dtype), -1, e);
+  if (state) *out = hash_close(state);
   free(piece);
-  return good;
+  return comm_agree(run->comm, good, e);
 }
 
 struct micro_batch run_upload(struct run *run, const int32_t *inputs, const int32_t *targets, const int32_t *starts) {

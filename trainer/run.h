@@ -43,6 +43,7 @@ struct run {
   float *nll;                /* device, [tokens] */
   float *logits;             /* device, [vocab_size]; RUN_GENERATE */
   double *loss;              /* device: an update's sum of nll */
+  struct comm_part *gradient_parts, *weight_parts; /* [parameters], of RUN_TRAIN: trainer/shards.h */
   struct measure *gradient_measures;      /* device, [parameters] */
   struct update_measure *update_measures; /* device, [parameters] */
 
@@ -89,7 +90,7 @@ int run_leave(struct run *run, bool good, struct error *e);
 /* --norm-cast: "before", "after", or NULL for what stands. Of a run without training; holds when it is laid out anew. */
 bool run_set_norm_cast(struct run *run, const char *word, struct error *e);
 
-/* Hash of all parameters (of the master where there is one). */
+/* Hash of all parameters (of the master where there is one), the same in every world. All ranks. */
 bool run_parameter_hash(struct run *run, struct hash *out, struct error *e);
 
 /* Begins to copy a micro-batch, [tokens] each, to the device; the rest of it is the caller's to fill in. starts may be

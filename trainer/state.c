@@ -16,11 +16,13 @@
 
 enum { SLICE_KINDS = 4 };
 
-/* A kind of tensor: its prefix in the file and where its flat buffer is. */
+/* A kind of tensor: its prefix in the file and where it is: in a flat buffer, or
+ * the rows that this rank owns alone. */
 struct tensor_kind {
   const char *prefix;
   enum dtype dtype;
   char *buffer; /* device */
+  bool own;
 };
 
 /* The kinds that a checkpoint of this run holds.  Where an FP32 master exists
@@ -29,17 +31,24 @@ static int tensor_kinds(const struct run *run, struct tensor_kind kinds[SLICE_KI
   struct model *m = run->model;
   int n = 0;
   if (model_master(m))
-    kinds[n++] = (struct tensor_kind){"master", DTYPE_F32, (char *)model_master(m)};
+    kinds[n++] = (struct tensor_kind){"master", DTYPE_F32, (char *)model_master(m), true};
   else
-    kinds[n++] = (struct tensor_kind){"param", run->config.train.param_dtype, model_params(m)};
-  kinds[n++] = (struct tensor_kind){"adam_m", DTYPE_F32, (char *)model_adam_m(m)};
-  kinds[n++] = (struct tensor_kind){"adam_v", DTYPE_F32, (char *)model_adam_v(m)};
+    kinds[n++] = (struct tensor_kind){"param", run->config.train.param_dtype, model_params(m), false};
+  kinds[n++] = (struct tensor_kind){"adam_m", DTYPE_F32, (char *)model_adam_m(m), true};
+  kinds[n++] = (struct tensor_kind){"adam_v", DTYPE_F32, (char *)model_adam_v(m), true};
   return n;
 }
 
 static struct tensor_slice slice_of(const struct param *p, const char *prefix, enum dtype dtype) {
   struct tensor_slice s = {.dtype = dtype, .global_rows = p->rows, .cols = p->cols, .rows = p->rows};
   snprintf(s.name, sizeof s.name, "%s/%s", prefix, p->name);
+  return s;
+}
+
+static struct tensor_slice own_slice(const struct param *p, const struct param_share *own, const char *prefix, enum dtype dtype) {
+  struct tensor_slice s = slice_of(p, prefix, dtype);
+  s.first_row = own->first_row;
+  s.rows = own->rows;
   return s;
 }
 
@@ -118,12 +127,12 @@ struct state *state_open(struct run *run, struct error *e) {
   for (int k = 0; k < n_kinds; k++)
     for (int i = 0; i < n_params; i++) {
       const struct param *p = model_param(run->model, i);
-      struct tensor_slice slice = slice_of(p, kinds[k].prefix, kinds[k].dtype);
-      slice.first_row = p->rows * run->rank / run->world;
-      slice.rows = p->rows * (run->rank + 1) / run->world - slice.first_row;
+      const struct param_share *own = model_param_share(run->model, i);
+      const struct tensor_slice slice = own_slice(p, own, kinds[k].prefix, kinds[k].dtype);
       if (slice.rows == 0) continue;
+      const int64_t at = kinds[k].own ? own->offset : p->offset + slice.first_row * p->cols;
       s->slices[s->n] = slice;
-      s->device[s->n++] = kinds[k].buffer + (size_t)(p->offset + slice.first_row * p->cols) * dtype_bytes(slice.dtype);
+      s->device[s->n++] = kinds[k].buffer + (size_t)at * dtype_bytes(slice.dtype);
       bytes += slice_bytes(&slice);
     }
   s->owner = run->device;
@@ -187,18 +196,23 @@ static bool sound(const struct checkpoint *k, const struct tensor_slice *s, bool
   for (int64_t i = 0; i < n; i++) {
     const float x = element(s->data, s->dtype, i);
     if (second_moment ? x >= 0 : isfinite(x)) continue;
-    error_set(e, ERROR_CHECKPOINT, "checkpoint %s: element %" PRId64 " of %s is %g", checkpoint_path(k), i, s->name, (double)x);
+    error_set(e, ERROR_CHECKPOINT, "checkpoint %s: element %" PRId64 " of %s is %g", checkpoint_path(k), s->first_row * s->cols + i, s->name,
+              (double)x);
     return error_hint(e, "an earlier step may be sound: --resume PATH");
   }
   return true;
 }
 
-/* Reads one whole tensor of the checkpoint into host memory. */
+/* Reads a slice into host memory. */
+static bool read_slice(struct checkpoint *k, struct tensor_slice s, void *host, struct error *e) {
+  s.data = host;
+  return checkpoint_read(k, &s, 1, e) && sound(k, &s, strncmp(s.name, "adam_v/", 7) == 0, e);
+}
+
+/* The same of a whole tensor. */
 static bool read_tensor(struct checkpoint *k, const struct param *p, const char *prefix, enum dtype dtype, void *host,
                         struct error *e) {
-  struct tensor_slice s = slice_of(p, prefix, dtype);
-  s.data = host;
-  return checkpoint_read(k, &s, 1, e) && sound(k, &s, strcmp(prefix, "adam_v") == 0, e);
+  return read_slice(k, slice_of(p, prefix, dtype), host, e);
 }
 
 /* Tensors of a kind. */
@@ -279,7 +293,9 @@ static bool read_weights(struct run *run, struct checkpoint *k, bool any, struct
         good = read_tensor(k, p, "master", DTYPE_F32, wide, e);
       else if ((good = read_tensor(k, p, "param", stored, host, e)))
         widen(wide, host, stored, elements);
-      if (good && master) ops->upload(run->device, master + p->offset, wide, (size_t)elements * sizeof(float));
+      const struct param_share *own = model_param_share(run->model, i);
+      if (good && master)
+        ops->upload(run->device, master + own->offset, wide + own->first_row * p->cols, (size_t)(own->rows * p->cols) * sizeof(float));
       if (good && dtype == DTYPE_BF16)
         round_to_bf16((uint16_t *)(void *)host, wide, elements);
       else if (good)
@@ -317,7 +333,7 @@ bool state_take_weights(struct run *run, const char *path, struct error *e) {
 
 static bool read_moments(struct run *run, struct checkpoint *k, struct error *e) {
   if (state_imported(k)) {
-    const size_t bytes = (size_t)model_param_elements(run->model) * sizeof(float);
+    const size_t bytes = (size_t)model_share_elements(run->model) * sizeof(float);
     run->device->k->clear(run->device, model_adam_m(run->model), bytes);
     run->device->k->clear(run->device, model_adam_v(run->model), bytes);
     return run->device->k->synchronize(run->device, e);
@@ -328,10 +344,12 @@ static bool read_moments(struct run *run, struct checkpoint *k, struct error *e)
   for (int kind = 0; good && kind < 2; kind++) {
     float *to = kind == 0 ? model_adam_m(run->model) : model_adam_v(run->model);
     for (int i = 0; good && i < model_param_number(run->model); i++) {
-      const struct param *p = model_param(run->model, i);
-      good = read_tensor(k, p, kind == 0 ? "adam_m" : "adam_v", DTYPE_F32, host, e);
+      const struct param_share *own = model_param_share(run->model, i);
+      const struct tensor_slice s = own_slice(model_param(run->model, i), own, kind == 0 ? "adam_m" : "adam_v", DTYPE_F32);
+      if (s.rows == 0) continue;
+      good = read_slice(k, s, host, e);
       if (!good) break;
-      run->device->k->upload(run->device, to + p->offset, host, (size_t)(p->rows * p->cols) * sizeof *host);
+      run->device->k->upload(run->device, to + own->offset, host, slice_bytes(&s));
       good = run->device->k->synchronize(run->device, e);
     }
   }
@@ -364,8 +382,8 @@ bool state_restore(struct run *run, enum resume_kind kind, const char *path, boo
     /* in the order, and the words, of `check` */
     good = good && comm_agree(run->comm, match_constants(k, &run->config, e) && match_model(k, run->config_text, e) &&
                                              match_precision(k, run->config_text, e) && state_read_counters(run, k, e) &&
-                                             read_weights(run, k, state_imported(k), e) && read_moments(run, k, e) &&
-                                             (!state_imported(k) || run_parameter_hash(run, &run->init_hash, e)), e);
+                                             read_weights(run, k, state_imported(k), e) && read_moments(run, k, e), e);
+    good = good && (!state_imported(k) || run_parameter_hash(run, &run->init_hash, e));
     if (good) {
       *resumed = true;
       model_refresh_weights(run->model);

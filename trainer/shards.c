@@ -1,0 +1,44 @@
+#include "trainer/shards.h"
+
+#include <stdlib.h>
+
+#include "comm/exchange.h"
+
+/* A flat buffer of the model as its parameters' tensors. */
+static struct comm_part *parts_of(const struct run *run, void *buffer, enum dtype dtype) {
+  const int n = model_param_number(run->model);
+  struct comm_part *parts = calloc((size_t)n, sizeof *parts);
+  for (int i = 0; parts && i < n; i++) {
+    const struct param *p = model_param(run->model, i);
+    parts[i] = (struct comm_part){(char *)buffer + (size_t)p->offset * dtype_bytes(dtype), p->rows, p->cols, dtype};
+  }
+  return parts;
+}
+
+bool shards_open(struct run *run, struct error *e) {
+  if (run->world == 1) return true;
+  run->gradient_parts = parts_of(run, model_gradients(run->model), model_gradient_dtype(run->model));
+  run->weight_parts = parts_of(run, model_params(run->model), run->config.train.param_dtype);
+  const bool good = (run->gradient_parts && run->weight_parts) || error_set(e, ERROR_SYSTEM, "out of memory");
+  return comm_agree(run->comm, good, e) && comm_exchange_open(run->comm, model_unit_number(run->model), e);
+}
+
+void shards_close(struct run *run) {
+  if (run->comm) comm_exchange_close(run->comm);
+  free(run->gradient_parts);
+  free(run->weight_parts);
+}
+
+void shards_begin_sum(struct run *run, int unit) {
+  if (run->world <= 1) return;
+  const struct model_unit u = model_unit(run->model, unit);
+  (void)comm_reduce_scatter_begin(run->comm, run->gradient_parts + u.first, u.n);
+}
+
+void shards_begin_copy(struct run *run, int unit) {
+  if (run->world <= 1) return;
+  const struct model_unit u = model_unit(run->model, unit);
+  (void)comm_all_gather_begin(run->comm, run->weight_parts + u.first, u.n);
+}
+
+bool shards_finish(struct run *run, struct error *e) { return run->world <= 1 || comm_finish_all(run->comm, e); }
