@@ -67,17 +67,17 @@ void check_descriptor(uint64_t descriptor) {
   if ((descriptor & 0x3FFF) << 4 & 0x380) cuda_model_fail("a descriptor begins inside the swizzle's pattern of 8 rows");
 }
 
-/* to[mn][k] of an operand with `extent` rows of M or N. */
+/* to[mn][k] of an operand with `extent` rows of M or N: in chunks of 8 elements,
+ * which the swizzle leaves whole, along K or along M or N. */
 void load(float (*to)[K], uint64_t descriptor, int extent, bool mn_major) {
   const uint32_t start = (uint32_t)(descriptor & 0x3FFF) << 4, leading = (uint32_t)(descriptor >> 16 & 0x3FFF) << 4,
                  stride = (uint32_t)(descriptor >> 32 & 0x3FFF) << 4;
-  for (int r = 0; r < extent; r++)
-    for (int k = 0; k < K; k++) {
-      const uint32_t mn = (uint32_t)r, kk = (uint32_t)k;
-      const uint32_t at = mn_major ? mn / 64 * leading + kk / 8 * stride + kk % 8 * 128 + mn % 64 * 2 : mn / 8 * stride + mn % 8 * 128 + kk * 2;
-      uint16_t bits;
-      memcpy(&bits, sm90_model_published(sm90_model_swizzle(start + at), 2), 2);
-      to[r][k] = bf16(bits);
+  for (uint32_t r = 0; r < (uint32_t)extent; r += mn_major ? 8 : 1)
+    for (uint32_t k = 0; k < K; k += mn_major ? 1 : 8) {
+      const uint32_t at = mn_major ? r / 64 * leading + k / 8 * stride + k % 8 * 128 + r % 64 * 2 : r / 8 * stride + r % 8 * 128 + k * 2;
+      uint16_t bits[8];
+      memcpy(bits, sm90_model_published(sm90_model_swizzle(start + at), sizeof bits), sizeof bits);
+      for (uint32_t i = 0; i < 8; i++) to[mn_major ? r + i : r][mn_major ? k : k + i] = bf16(bits[i]);
     }
 }
 
