@@ -57,6 +57,7 @@ struct copy {
   int thread, group; /* of a store */
   const char *from;  /* contiguous bytes that are loaded; NULL: a box of the map */
   uint32_t bytes;    /* of them */
+  int delay;         /* turns that it still lets pass */
 };
 std::vector<copy> copies;
 int store_group[CUDA_MODEL_BLOCK_MAX];
@@ -102,8 +103,11 @@ void complete(size_t i) {
   end_phase(b);
 }
 
+/* Most copies are fast; some take as long as a tile's whole computation. */
+int delay() { return cuda_model_random() % 8 ? 0 : (int)(cuda_model_random() % 512); }
+
 copy copy_new(const CUtensorMap *map, const void *shared, int rank, int x, int y, int z) {
-  copy c = {*map, cuda_model_shared_address(shared), {x, y, z}, nullptr, cuda_model_thread(), 0, nullptr, 0};
+  copy c = {*map, cuda_model_shared_address(shared), {x, y, z}, nullptr, cuda_model_thread(), 0, nullptr, 0, delay()};
   if (map->rank != rank) cuda_model_fail("TMA of %d dimensions with a map of %d", rank, map->rank);
   if (c.address % 1024) cuda_model_fail("TMA at shared address %u: the 128-byte swizzle wants a multiple of 1024", c.address);
   published_at(c.address, (size_t)box_bytes(map));
@@ -117,7 +121,10 @@ int registers[CUDA_MODEL_BLOCK_MAX]; /* a thread has, where setmaxnreg said so *
 bool step() {
   const bool product = sm90_model_products_step();
   if (copies.empty()) return product;
-  complete(cuda_model_random() % copies.size());
+  /* some copies take longer than others that were asked for later */
+  const size_t i = cuda_model_random() % copies.size();
+  if (copies[i].delay > 0) copies[i].delay--;
+  else complete(i);
   return true;
 }
 
@@ -197,6 +204,7 @@ void sm90_barrier_wait(uint64_t *p, uint32_t parity, const char *file, int line)
 /* ---- TMA ----------------------------------------------------------------------- */
 static void load_on(copy *c, uint64_t *b) {
   c->barrier = b;
+  c->delay = delay();
   if (!barrier_of(b)->fenced) cuda_model_fail("TMA on an mbarrier without sm90_barrier_init_fence()");
   copies.push_back(*c);
 }
