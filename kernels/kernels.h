@@ -367,6 +367,12 @@ struct kernels {
   void (*cross_entropy)(struct device *d, float *nll, struct matrix *d_logits, const struct matrix *logits,
                         const int32_t *targets, float grad_scale);
 
+  /* nll alone, of a softmax over the first `vocabulary` columns: what stands in the others has no
+   * part, as if the rows of the output matrix were not there.  Targets lie below `vocabulary`.
+   * NULL where a backend does not have it. */
+  void (*cross_entropy_within)(struct device *d, float *nll, const struct matrix *logits, int64_t vocabulary,
+                               const int32_t *targets);
+
   /* One tensor of n elements, its gradient in FP32 or BF16.  master NULL: the parameter is the only copy and,
    * when it is BF16, is rounded stochastically by `draw`: one call per 8
    * elements; element e of the tensor takes 16-bit field e % 8 of block e / 8,

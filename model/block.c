@@ -6,7 +6,7 @@ void block_normalise(struct model *m, const struct emission *out, struct matrix 
                      const struct matrix *residual, const struct matrix *delta, const struct matrix *gain) {
   const struct kernels *k = m->d->k;
   const float eps = (float)m->config.norm_eps;
-  if (m->norm_cast == NORM_CAST_BEFORE)
+  if (m->parity.norm_cast == NORM_CAST_BEFORE)
     k->add_rmsnorm_forward_cast(m->d, out, residual_out, rstd, residual, delta, gain, eps);
   else
     k->add_rmsnorm_forward(m->d, out, residual_out, rstd, residual, delta, gain, eps);

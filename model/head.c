@@ -57,7 +57,10 @@ void head_loss(struct model *m, const int32_t *targets, float *nll) {
     struct matrix logits = rows_of(&m->head.logits, 0, n);
     logits_of(m, &logits, &l, &p);
     if (m->on_logits) m->on_logits(m->on_logits_context, first, &logits);
-    m->d->k->cross_entropy(m->d, nll + first, NULL, &logits, targets + first, 0);
+    if (m->parity.vocabulary > 0)
+      m->d->k->cross_entropy_within(m->d, nll + first, &logits, m->parity.vocabulary, targets + first);
+    else
+      m->d->k->cross_entropy(m->d, nll + first, NULL, &logits, targets + first, 0);
   }
 }
 

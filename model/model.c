@@ -90,7 +90,9 @@ static bool upload_rope(struct model *m, struct error *e) {
   int64_t n = m->shape.seq_len * m->config.head_dim;
   float *table = malloc((size_t)n * sizeof *table);
   if (!table) return error_set(e, ERROR_SYSTEM, "no memory for %lld rotary angles", (long long)n);
-  rope_table(table, m->shape.seq_len, m->config.head_dim, m->config.rope_theta, &m->config.rope_scaling);
+  void (*const make)(float *, int64_t, int64_t, double, const struct rope_scaling *) =
+      m->parity.rope_angles == ROPE_ANGLES_FP32 ? rope_table_fp32 : rope_table;
+  make(table, m->shape.seq_len, m->config.head_dim, m->config.rope_theta, &m->config.rope_scaling);
   m->d->k->upload(m->d, m->cos_sin, table, (size_t)n * sizeof *table);
   bool good = m->d->k->synchronize(m->d, e);
   free(table);
@@ -209,14 +211,21 @@ void model_set_forward(struct model *m, enum forward_kind kind) {
 
 enum forward_kind model_forward_kind(const struct model *m) { return m->forward; }
 
-bool model_set_norm_cast(struct model *m, enum norm_cast cast, struct error *e) {
-  assert(cast == NORM_CAST_AFTER || !m->shape.training);
-  if (cast == NORM_CAST_BEFORE && !m->d->k->add_rmsnorm_forward_cast) {
-    error_set(e, ERROR_DEVICE, "backend %s does not have RMSNorm with the cast before the gain", m->d->k->backend);
+bool model_set_parity(struct model *m, const struct model_parity *p, struct error *e) {
+  const struct kernels *k = m->d->k;
+  assert(!m->shape.training || (p->norm_cast == NORM_CAST_AFTER && p->rope_angles == ROPE_ANGLES_EXACT && p->vocabulary == 0));
+  assert(p->vocabulary >= 0 && p->vocabulary <= m->config.vocab_size);
+  if (p->norm_cast == NORM_CAST_BEFORE && !k->add_rmsnorm_forward_cast) {
+    error_set(e, ERROR_DEVICE, "backend %s does not have RMSNorm with the cast before the gain", k->backend);
     return error_hint(e, "--norm-cast after, or run.backend: cpu");
   }
-  m->norm_cast = cast;
-  return true;
+  if (p->vocabulary > 0 && !k->cross_entropy_within) {
+    error_set(e, ERROR_DEVICE, "backend %s does not have a loss over a part of the rows", k->backend);
+    return error_hint(e, "--vocab-size %lld (all rows), or run.backend: cpu", (long long)m->config.vocab_size);
+  }
+  const bool other_angles = p->rope_angles != m->parity.rope_angles;
+  m->parity = *p;
+  return !other_angles || !m->cos_sin || upload_rope(m, e); /* without cos_sin: measured alone */
 }
 
 void model_refresh_weights(struct model *m) {

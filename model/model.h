@@ -127,10 +127,19 @@ void model_set_forward(struct model *m, enum forward_kind kind);
 enum forward_kind model_forward_kind(const struct model *m);
 
 /* Where an RMSNorm's x / rms is rounded to the activations' type: with its gain alone, as
- * training does, or before the gain as well, as transformers does (in FP32 the same bits).
- * Of a model without backward.  False: ERROR_DEVICE, the backend does not have it. */
+ * training does, or before the gain as well, as transformers does (in FP32 the same bits). */
 enum norm_cast { NORM_CAST_AFTER, NORM_CAST_BEFORE };
-bool model_set_norm_cast(struct model *m, enum norm_cast cast, struct error *e);
+
+/* What other programs compute otherwise than training here; zeros: nothing. */
+struct model_parity {
+  enum norm_cast norm_cast;
+  enum rope_angles rope_angles; /* kernels/rope.h */
+  int64_t vocabulary; /* model_forward: ids below it alone share the probability; 0: all rows do */
+};
+
+/* Of a model without backward; holds until it is set again.  False: ERROR_DEVICE, the
+ * backend does not have it; nothing has changed then. */
+bool model_set_parity(struct model *m, const struct model_parity *p, struct error *e);
 
 /* Re-quantises weights: call after parameters change and before a forward. */
 void model_refresh_weights(struct model *m);

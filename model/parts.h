@@ -76,7 +76,7 @@ struct model {
   struct extent extent;
   enum dtype type; /* of activations */
   enum forward_kind forward;
-  enum norm_cast norm_cast;
+  struct model_parity parity;
 
   struct param *param;
   struct param_share *share; /* [n_params] */
@@ -145,7 +145,7 @@ void linear_backward(struct model *m, struct linear *l, struct matrix *dx); /* d
 void linear_refresh(struct model *m, struct linear *l);
 
 /* ---- block.c ------------------------------------------------------------- */
-/* Residual + RMSNorm as `norm_cast` says; kernels.h has the arguments. */
+/* Residual + RMSNorm as parity.norm_cast says; kernels.h has the arguments. */
 void block_normalise(struct model *m, const struct emission *out, struct matrix *residual_out, float *rstd,
                      const struct matrix *residual, const struct matrix *delta, const struct matrix *gain);
 /* x = residual (+ delta) through the block; leaves its last addend in

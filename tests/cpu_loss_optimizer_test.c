@@ -44,6 +44,19 @@ TEST(cross_entropy) {
     cpu_cross_entropy(dev[1], again, &bf16, &x, targets, scale);
     cpu_cross_entropy(dev[1], again, NULL, &x, targets, scale);
     CHECK(memcmp(again, nll[0], (size_t)rows * sizeof(float)) == 0);
+    for (int64_t cut = 1; cut <= n; cut += 1 + n / 3) { /* the first columns alone: as if there were no others */
+      struct matrix first = test_matrix(DTYPE_F32, rows, cut);
+      int32_t within[14];
+      float whole[14];
+      for (int64_t r = 0; r < rows; r++) {
+        memcpy((float *)first.data + r * cut, (const float *)x.data + r * n, (size_t)cut * sizeof(float));
+        within[r] = targets[r] < cut ? targets[r] : -1;
+      }
+      cpu_cross_entropy(dev[1], whole, NULL, &first, within, 0);
+      cpu_cross_entropy_within(dev[1], again, &x, cut, within);
+      CHECK(memcmp(whole, again, (size_t)rows * sizeof(float)) == 0);
+      free(first.data);
+    }
     for (int64_t r = 0; r < rows; r++) {
       double lse = log_sum_exp(&x, r), sum = 0;
       bool counted = targets[r] >= 0;

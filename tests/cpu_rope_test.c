@@ -93,6 +93,24 @@ static void compare(const struct golden *g) {
   test_device_close(d);
 }
 
+/* Rounded where they round, the angle is theirs to the bit: cosine and sine are one place apart at most. */
+static void compare_fp32(const struct golden *g) {
+  const int64_t dim = g->dim, seq_len = g->position[POSITIONS - 1] + 1;
+  float *table = test_memory((size_t)(seq_len * dim) * sizeof *table);
+  int apart = 0;
+  rope_table_fp32(table, seq_len, dim, g->theta, &g->scaling);
+  for (int t = 0; t < POSITIONS; t++)
+    for (int64_t i = 0; i < dim; i++) {
+      const float ours = table[g->position[t] * dim + i], theirs = g->cos_sin[t][i];
+      apart += ours != theirs;
+      if (!(fabsf(ours - theirs) <= 0x1p-23f * fabsf(theirs)))
+        FAIL("%s: at %d, element %d: %a, transformers has %a", g->name, (int)g->position[t], (int)i, (double)ours, (double)theirs);
+    }
+  printf("# %s, angles in FP32: %d of %d differ, by one place\n", g->name, apart, (int)(POSITIONS * dim));
+  CHECK(apart < POSITIONS * dim / 20);
+  free(table);
+}
+
 TEST(hugging_face) {
   FILE *f = fopen("tests/golden/rope.txt", "r");
   static struct golden g;
@@ -101,6 +119,7 @@ TEST(hugging_face) {
   if (!f) return;
   while (read_golden(f, &g)) {
     compare(&g);
+    compare_fp32(&g);
     cases++;
   }
   CHECK_EQ_I64(cases, 3);

@@ -1,5 +1,5 @@
 /* All logits of a checkpoint, for tests/peer/transformers_llama.py:
- *   exchange_logits_main CKPT CONFIG IDS OUT [before|after]    (--norm-cast)
+ *   exchange_logits_main CKPT CONFIG IDS OUT [before|after [fp32|exact]]    (--norm-cast, --rope-angles)
  * IDS: train.seq_len int32; OUT: their logits [seq_len, vocab], float32. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,9 +54,10 @@ int main(int argc, char **argv) {
   struct run run;
   struct error e = {0};
   static const char *const alone[] = {"train.local_batch=1", "train.global_batch=1"};
-  if (argc != 5 && argc != 6) return ERROR_USAGE;
+  if (argc < 5 || argc > 7) return ERROR_USAGE;
+  const struct parity_arguments parity = {argc > 5 ? argv[5] : NULL, argc > 6 ? argv[6] : NULL};
   const bool loaded = config_load(&config, argv[2], alone, 2, &e);
   if (!run_open(&run, &config, loaded, RUN_GENERATE, &e)) return run_leave(&run, false, &e);
-  const bool good = run_set_norm_cast(&run, argv[5], &e) && work(&run, argv, &e);
+  const bool good = run_set_parity(&run, &parity, &e) && work(&run, argv, &e);
   return run_leave(&run, good, &e);
 }

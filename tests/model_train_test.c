@@ -430,6 +430,42 @@ TEST(draws) {
   rig_close(&g);
 }
 
+/* Rotary angles in FP32: what stands alone stays, the rest hardly moves, and comes back.  A part
+ * of the vocabulary: its share of the probability is 1. */
+TEST(angles_and_vocabulary) {
+  struct model_config c = rig_config();
+  struct model_shape s = rig_shape(2, DTYPE_F32);
+  struct error e = {0};
+  struct rig g;
+  s.training = false;
+  if (!rig_open(&g, &c, "fp32", &s, 1)) return;
+  const size_t bytes = (size_t)g.tokens * sizeof(float);
+  float *first = malloc(bytes);
+  model_forward(g.m, &g.b, g.nll);
+  memcpy(first, g.nll, bytes);
+  CHECK(model_set_parity(g.m, &(struct model_parity){.rope_angles = ROPE_ANGLES_FP32}, &e));
+  model_forward(g.m, &g.b, g.nll);
+  CHECK(memcmp(first, g.nll, bytes) != 0);
+  for (int64_t t = 0; t < g.tokens; t++) CHECK(fabsf(first[t] - g.nll[t]) < 1e-5f && (t % s.seq_len || first[t] == g.nll[t]));
+  CHECK(model_set_parity(g.m, &(struct model_parity){0}, &e));
+  model_forward(g.m, &g.b, g.nll);
+  CHECK(memcmp(first, g.nll, bytes) == 0);
+
+  int32_t *targets = malloc((size_t)g.tokens * sizeof *targets);
+  struct micro_batch b = g.b;
+  double share = 0;
+  b.targets = targets;
+  CHECK(model_set_parity(g.m, &(struct model_parity){.vocabulary = 5}, &e));
+  for (int32_t id = 0; id < 5; id++) {
+    for (int64_t t = 0; t < g.tokens; t++) targets[t] = t == 3 ? id : -1;
+    model_forward(g.m, &b, g.nll);
+    share += exp(-(double)g.nll[3]);
+  }
+  CHECK_CLOSE(share, 1.0, 1e-5);
+  free(targets), free(first);
+  rig_close(&g);
+}
+
 /* The cast before the gain of a model without backward: in FP32 the same bits, in BF16
  * others; after it again what was there; refused by name where the backend has no such thing. */
 TEST(norm_cast) {
@@ -453,12 +489,12 @@ TEST(norm_cast) {
     }
     model_forward(g.m, &g.b, g.nll);
     memcpy(first, g.nll, bytes);
-    CHECK(model_set_norm_cast(g.m, NORM_CAST_BEFORE, &e));
+    CHECK(model_set_parity(g.m, &(struct model_parity){.norm_cast = NORM_CAST_BEFORE}, &e));
     model_forward(g.m, &g.b, g.nll);
     memcpy(again, g.nll, bytes);
     CHECK((memcmp(first, again, bytes) == 0) == (i == 0));
     for (int64_t t = 0; t < g.tokens; t++) CHECK(fabsf(first[t] - again[t]) < 0.3f);
-    CHECK(model_set_norm_cast(g.m, NORM_CAST_AFTER, &e));
+    CHECK(model_set_parity(g.m, &(struct model_parity){0}, &e));
     model_forward(g.m, &g.b, g.nll);
     CHECK(memcmp(first, g.nll, bytes) == 0);
 
@@ -467,8 +503,10 @@ TEST(norm_cast) {
     without.backend = "lacking";
     without.add_rmsnorm_forward_cast = NULL;
     g.d->k = &without;
-    CHECK(model_set_norm_cast(g.m, NORM_CAST_AFTER, &e));
-    CHECK(!model_set_norm_cast(g.m, NORM_CAST_BEFORE, &e) && e.code == ERROR_DEVICE && strstr(e.message, "backend lacking"));
+    CHECK(model_set_parity(g.m, &(struct model_parity){0}, &e));
+    CHECK(!model_set_parity(g.m, &(struct model_parity){.norm_cast = NORM_CAST_BEFORE}, &e) && e.code == ERROR_DEVICE && strstr(e.message, "backend lacking"));
+    without.cross_entropy_within = NULL;
+    CHECK(!model_set_parity(g.m, &(struct model_parity){.vocabulary = 2}, &e) && e.code == ERROR_DEVICE && strstr(e.message, "backend lacking"));
     g.d->k = real;
     free(first), free(again);
     rig_close(&g);
@@ -584,6 +622,7 @@ int main(void) {
   RUN(signals);
   RUN(draws);
   RUN(norm_cast);
+  RUN(angles_and_vocabulary);
   RUN(learns_by_heart);
   RUN(description);
   return test_report();

@@ -260,6 +260,63 @@ def test_norm_cast():
     place.command("train", "tiny.yaml", "--norm-cast", "before").expect(USAGE, "--norm-cast")
 
 
+def test_rope_angles():
+    """Angles in FP32: nothing at the first position, a little later on; said in eval's record."""
+    step = trained()
+    settings = {"route": "fp32", "train.param_dtype": "fp32"}
+    asked = [{"context": [5], "continuation": [9]}, {"context": list(range(50, 90)), "continuation": list(range(60, 80))}]
+    exact, same_angles, fp32 = (score(step, settings, asked, "--each", *more) for more in ((), ("--rope-angles", "exact"), ("--rope-angles", "fp32")))
+    check(exact == same_angles and exact[0] == fp32[0] and exact[1] != fp32[1], "exact is the default", f"{exact} {fp32}")
+    check(max(abs(a - b) for a, b in zip(exact[1]["logprobs"], fp32[1]["logprobs"])) < 1e-4, "near", f"{exact} {fp32}")
+    place.command("eval", step, "tiny.yaml", "--rope-angles", "fp32", "--json", "angles.json").expect(DONE)
+    with open(place.at("angles.json")) as f:
+        check(json.load(f)["rope_angles"] == "fp32", "eval's record")
+    place.command("generate", step, "--tokens", "4", "--prompt", "The ", "--rope-angles", "fp32").expect(DONE, "The ")
+    place.command("score", step, "tiny.yaml", "--in", "requests.jsonl", "--rope-angles", "fp64").expect(USAGE, "--rope-angles fp64: fp32 or exact is wanted")
+
+
+def test_padded_probability():
+    """Rows that are padding: of score no part, as in the export; of eval their share, as in training, and said; never sampled."""
+    place.run("wide", {"train.updates": 2, "optimizer.warmup_updates": 1, "model.vocab_size": 320})
+    wide = {"model.vocab_size": 320, "route": "fp32", "train.param_dtype": "fp32"}
+    asked = [{"context": [5, 77, 200], "continuation": [9, 80]}, {"context": [256, 33], "continuation": [44]}]
+    cut, whole, given = (score("wide", wide, asked, "--each", *more) for more in ((), ("--vocab-size", "320"), ("--vocab-size", "258")))
+    check(cut == given, "by itself and asked for", f"{cut} {given}")
+    check(all(a["logprob"] > b["logprob"] + 0.01 for a, b in zip(cut, whole)), "62 rows had their share", f"{cut} {whole}")
+    take_out("wide", "wide-hf", "--dtype", "fp32").expect(DONE)
+    bring_in("wide-hf").expect(DONE)
+    same(score("wide-hf-ckpt", {**wide, "model.vocab_size": 258}, asked, "--each"), cut, "the export's own")
+    place.command("score", "wide", "tiny.yaml", *words(wide), "--in", "requests.jsonl").expect(
+        DONE, "tokenizer bytes has 258 ids, the model 320 rows: those above are padding and have no part, as in an export; --vocab-size 320 gives them theirs")
+    with open(place.at("requests.jsonl"), "w") as f:
+        f.write('{"context": [256], "continuation": [258]}\n')
+    place.command("score", "wide", "tiny.yaml", *words(wide), "--in", "requests.jsonl").expect(DATA, r"continuation\[0\] is 258, the model has ids 0 to 257")
+    place.command("score", "wide", "tiny.yaml", *words(wide), "--vocab-size", "321").expect(USAGE, "--vocab-size 321: the model has 320 rows")
+
+    says = "have their share of the probability, as in training; --vocab-size 258 leaves them out, as an export does"
+    place.command("eval", "wide", "tiny.yaml", *words(wide), "--json", "all.json").expect(DONE, says)
+    check(says not in place.command("eval", "wide", "tiny.yaml", *words(wide), "--vocab-size", "258", "--json", "cut.json").expect(DONE).text, "asked for, not said")
+    place.command("eval", "wide-hf-ckpt", "tiny.yaml", *words({**wide, "model.vocab_size": 258}), "--json", "hf.json").expect(DONE)
+    found = {}
+    for name in ("all", "cut", "hf"):
+        with open(place.at(name + ".json")) as f:
+            found[name] = json.load(f)
+    check(found["cut"]["sequence_nll"] == found["hf"]["sequence_nll"] and found["cut"]["vocab_size"] == 258 and "vocab_size" not in found["all"], "the export's", str(found))
+    check(found["cut"]["loss"] < found["all"]["loss"] - 0.01, "less than all", str(found))
+
+    # a head that would choose padding alone, were it asked
+    take_out("wide", "loud", "--dtype", "fp32", "--vocab-size", "320").expect(DONE)
+    c, found, _ = hf.read_model(place.at("loud"))
+    t, shape, data = found["lm_head.weight"]
+    rows = hf.decode(data, t)
+    rows = [x * (0.01 if i < 258 * shape[1] else 100) for i, x in enumerate(rows)]
+    found["lm_head.weight"] = (t, shape, hf.encode(rows, t))
+    hf.write_model(fresh("louder"), c, found)
+    bring_in("louder").expect(DONE)
+    said = place.command("generate", "louder-ckpt", "--tokenizer", "bytes", "--prompt", "The ", "--tokens", "12").expect(DONE).text
+    check(len(said.encode("utf-8", "surrogateescape").rstrip(b"\n")) > 8, "tokens have text", repr(said))
+
+
 def test_padded_vocabulary():
     place.run("padded", {"train.updates": 1, "optimizer.warmup_updates": 1, "model.vocab_size": 272})
     says = r"tokenizer bytes has 258 ids, the model 272 rows: those above are padding and left out; --vocab-size 272 keeps them"

@@ -45,10 +45,15 @@ struct argument {
 #define ARGUMENT_SETS(type_, member)                                                                         \
   {.name = "--set", .value = "key=value", .type = ARGUMENT_REPEATED, .offset = offsetof(type_, member),      \
    .help = "overrides the file, as in --set optimizer.lr=1e-3; `fp4d help config` lists the keys"}
-/* And of every command that only runs a model forward. */
-#define ARGUMENT_NORM_CAST(type_, member)                                                                                \
-  {.name = "--norm-cast", .value = "before|after", .type = ARGUMENT_TEXT, .offset = offsetof(type_, member),             \
-   .help = "round RMSNorm's x/rms to the activations' type before its gain too, as transformers does (default: after, as trained)"}
+/* And every command that only runs a model forward these two, for comparisons with transformers. */
+struct parity_arguments {
+  const char *norm_cast, *rope_angles;
+};
+#define ARGUMENT_PARITY(type_, member)                                                                                   \
+  {.name = "--norm-cast", .value = "before|after", .type = ARGUMENT_TEXT, .offset = offsetof(type_, member.norm_cast),   \
+   .help = "round RMSNorm's x/rms to the activations' type before its gain too, as transformers does (default: after, as trained)"}, \
+  {.name = "--rope-angles", .value = "fp32|exact", .type = ARGUMENT_TEXT, .offset = offsetof(type_, member.rope_angles), \
+   .help = "compute rotary angles in FP32, as transformers does (default: exact, in FP64, as trained)"}
 
 /* Fills *target (its members keep what they hold where nothing is given) from
  * argv[1..argc-1]; "--" ends the flags.  False: ERROR_USAGE. */

@@ -10,11 +10,13 @@
 #include "trainer/record.h"
 #include "trainer/run.h"
 #include "trainer/state.h"
+#include "trainer/vocabulary.h"
 
 struct eval_arguments {
-  const char *checkpoint, *config, *json, *norm_cast;
+  const char *checkpoint, *config, *json;
+  struct parity_arguments parity;
   struct argument_list sets;
-  int64_t samples;
+  int64_t samples, vocab_size;
 };
 
 const struct argument command_eval_arguments[] = {
@@ -26,7 +28,9 @@ const struct argument command_eval_arguments[] = {
      .low = 0, .high = INT64_MAX, .help = "sequences from the stream's start; 0: all (default: validation.samples)"},
     {.name = "--json", .value = "FILE", .type = ARGUMENT_TEXT, .offset = offsetof(struct eval_arguments, json),
      .help = "also write the result with every sequence's NLL and targets"},
-    ARGUMENT_NORM_CAST(struct eval_arguments, norm_cast),
+    {.name = "--vocab-size", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct eval_arguments, vocab_size),
+     .low = 1, .high = INT32_MAX, .help = "share the probability among the ids below N alone (default: all rows of the model, as in training)"},
+    ARGUMENT_PARITY(struct eval_arguments, parity),
     {0}};
 
 static bool write_json(const char *path, const struct run *run, const struct checkpoint *k, const struct evaluation *v,
@@ -35,7 +39,9 @@ static bool write_json(const char *path, const struct run *run, const struct che
   record_text(o, "checkpoint", checkpoint_path(k));
   record_integer(o, "update", checkpoint_update(k));
   evaluate_record(run, v, o);
-  if (run->norm_cast == NORM_CAST_BEFORE) record_text(o, "norm_cast", "before");
+  if (run->parity.norm_cast == NORM_CAST_BEFORE) record_text(o, "norm_cast", "before");
+  if (run->parity.rope_angles == ROPE_ANGLES_FP32) record_text(o, "rope_angles", "fp32");
+  if (run->parity.vocabulary > 0) record_integer(o, "vocab_size", run->parity.vocabulary);
   for (int64_t i = 0; i < v->samples; i++) {
     json_array_append_new(each, record_number(nll_mean(&sequence[i])));
     json_array_append_new(targets, json_integer(sequence[i].targets));
@@ -70,6 +76,11 @@ static bool evaluate(struct run *run, const struct eval_arguments *a, struct err
     return false;
   }
   if (run->rank == 0) match_warn(k, run->config_text);
+  if (run->rank == 0 && a->vocab_size == 0) vocabulary_warn(run, k);
+  if (a->vocab_size > 0 && !comm_agree(run->comm, vocabulary_set(run, k, a->vocab_size, e), e)) {
+    checkpoint_close(k);
+    return false;
+  }
   const int64_t wanted = a->samples >= 0 ? a->samples : run->config.validation.samples;
   if (!comm_agree(run->comm, evaluate_has_samples(run, wanted, e), e)) {
     checkpoint_close(k);
@@ -98,6 +109,6 @@ int command_eval(int argc, char **argv) {
   struct run run;
   const bool loaded = config_load(&config, a.config, a.sets.item, a.sets.n, &e);
   if (!run_open(&run, &config, loaded, RUN_EVAL, &e)) return run_leave(&run, false, &e);
-  const bool good = run_set_norm_cast(&run, a.norm_cast, &e) && evaluate(&run, &a, &e);
+  const bool good = run_set_parity(&run, &a.parity, &e) && evaluate(&run, &a, &e);
   return run_leave(&run, good, &e);
 }

@@ -8,6 +8,7 @@
 #include "trainer/config.h"
 #include "trainer/export.h"
 #include "trainer/state.h"
+#include "trainer/vocabulary.h"
 
 struct export_arguments {
   const char *checkpoint, *folder, *dtype;
@@ -38,13 +39,12 @@ static void take_ids(struct llama_config *out, int32_t bos, int32_t eos) {
   out->eos = eos >= 0 ? json_integer(eos) : NULL;
 }
 
-/* Rows that no id of the tokenizer has are padding.  An index knows only the largest id that stands
- * in its files: a row above that may be an id that was not met. */
 static void cut_padding(const struct stream_info *info, struct llama_config *out) {
-  if (!info->tokenizer[0] || info->vocab_size >= out->model.vocab_size) return;
-  log_info("tokenizer %s has %d ids, the model %lld rows: those above are padding and left out; --vocab-size %lld keeps them", info->tokenizer,
-           (int)info->vocab_size, (long long)out->model.vocab_size, (long long)out->model.vocab_size);
-  out->model.vocab_size = info->vocab_size;
+  const int64_t rows = out->model.vocab_size, kept = vocabulary_rows(info, rows);
+  if (kept == rows) return;
+  log_info("tokenizer %s has %lld ids, the model %lld rows: those above are padding and left out; --vocab-size %lld keeps them", info->tokenizer,
+           (long long)kept, (long long)rows, (long long)rows);
+  out->model.vocab_size = kept;
 }
 
 /* Ids that the checkpoint's origin knows: what it was imported with; the stream that it was
@@ -53,20 +53,18 @@ static void cut_padding(const struct stream_info *info, struct llama_config *out
 static void find_ids(const struct checkpoint *k, const struct config *c, bool cut, struct llama_config *out) {
   json_t *meta = json_loads(checkpoint_meta(k), 0, NULL);
   const json_t *imported = json_object_get(meta, "imported");
-  struct error none;
-  struct stream *s = imported ? NULL : stream_open(c->data.train, 0, &none);
-  char digest[HASH_TEXT];
-  if (s) hash_text(stream_info(s)->digest, digest);
+  struct stream *s = vocabulary_stream(k, c);
   if (imported) {
     out->bos = json_incref(json_object_get(imported, "bos_token_id"));
     out->eos = json_incref(json_object_get(imported, "eos_token_id"));
     const int64_t positions = json_integer_value(json_object_get(imported, "max_position_embeddings"));
     if (positions > 0) out->max_position = positions;
-  } else if (s && strcmp(digest, json_string_value(json_object_get(meta, "train_digest"))) == 0) {
+  } else if (s) {
     const struct stream_info *info = stream_info(s);
     take_ids(out, info->bos, info->eos);
     if (cut) cut_padding(info, out);
   } else {
+    struct error none;
     struct tokenizer *t = tokenizer_open(c->data.tokenizer, &none);
     if (t) take_ids(out, tokenizer_info(t)->bos, tokenizer_info(t)->eos);
     tokenizer_close(t);

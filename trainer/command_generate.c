@@ -7,8 +7,9 @@
 #include "trainer/state.h"
 
 struct generate_arguments {
-  const char *checkpoint, *prompt, *tokenizer, *norm_cast;
-  int64_t tokens, seed;
+  const char *checkpoint, *prompt, *tokenizer;
+  struct parity_arguments parity;
+  int64_t tokens, context, seed;
   double temperature, top_p;
 };
 
@@ -21,21 +22,26 @@ const struct argument command_generate_arguments[] = {
      .help = "in the place of the run's data.tokenizer, whose file may have moved"},
     {.name = "--tokens", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct generate_arguments, tokens),
      .low = 1, .high = 1000000, .help = "at most so many new tokens (default 256)"},
+    {.name = "--context", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct generate_arguments, context),
+     .low = 1, .high = 1 << 24, .help = "of a longer text the model sees the last N tokens, at positions from 0 on (default train.seq_len)"},
     {.name = "--temperature", .value = "X", .type = ARGUMENT_NUMBER, .offset = offsetof(struct generate_arguments, temperature),
      .help = "0: always the likeliest token (default 0.8)"},
     {.name = "--top-p", .value = "X", .type = ARGUMENT_NUMBER, .offset = offsetof(struct generate_arguments, top_p),
      .help = "keep the likeliest tokens with this share of the probability (default 0.95)"},
     {.name = "--seed", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct generate_arguments, seed),
      .low = 0, .high = INT64_MAX, .help = "of the sampling (default 0)"},
-    ARGUMENT_NORM_CAST(struct generate_arguments, norm_cast),
+    ARGUMENT_PARITY(struct generate_arguments, parity),
     {0}};
 
-/* The model runs as it was trained, one sample at a time. */
-static bool saved_config(const struct checkpoint *k, struct config *c, struct error *e) {
-  static const char *const alone[] = {"train.local_batch=1", "train.global_batch=1", "train.accumulation=0", "run.ranks=0", "fault="};
+/* The model runs as it was trained, one sample at a time, of `context` tokens where that is not 0. */
+static bool saved_config(const struct checkpoint *k, int64_t context, struct config *c, struct error *e) {
+  char length[64];
+  const char *const alone[] = {"train.local_batch=1", "train.global_batch=1", "train.accumulation=0", "run.ranks=0", "fault=", length};
+  const int n = (int)(sizeof alone / sizeof *alone) - (context == 0);
+  snprintf(length, sizeof length, "train.seq_len=%lld", (long long)context);
   char *text = state_saved_config(k, e);
   if (!text) return false;
-  bool good = config_parse(c, text, checkpoint_path(k), alone, sizeof alone / sizeof *alone, e);
+  bool good = config_parse(c, text, checkpoint_path(k), alone, n, e);
   free(text);
   return good;
 }
@@ -53,7 +59,7 @@ int command_generate(int argc, char **argv) {
   if (!k) return command_fail(&e);
   struct config config;
   struct run run;
-  const bool loaded = saved_config(k, &config, &e);
+  const bool loaded = saved_config(k, a.context, &config, &e);
   if (!run_open(&run, &config, loaded, RUN_GENERATE, &e)) {
     checkpoint_close(k);
     return run_leave(&run, false, &e);
@@ -61,7 +67,7 @@ int command_generate(int argc, char **argv) {
   const struct sampling s = {a.tokens, a.temperature, a.top_p, (uint64_t)a.seed};
   struct tokenizer *t = tokenizer_open(a.tokenizer ? a.tokenizer : config.data.tokenizer, &e);
   if (!t && !a.tokenizer) error_hint(&e, "--tokenizer FILE says where it is now");
-  const bool good = t && run_set_norm_cast(&run, a.norm_cast, &e) && state_read_parameters(&run, k, &e) && sample_text(&run, t, a.prompt, &s, stdout, &e);
+  const bool good = t && run_set_parity(&run, &a.parity, &e) && state_read_parameters(&run, k, &e) && sample_text(&run, t, a.prompt, &s, stdout, &e);
   if (good) printf("\n");
   tokenizer_close(t);
   checkpoint_close(k);

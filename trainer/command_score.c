@@ -8,10 +8,13 @@
 #include "trainer/match.h"
 #include "trainer/score.h"
 #include "trainer/state.h"
+#include "trainer/vocabulary.h"
 
 struct score_arguments {
-  const char *checkpoint, *config, *in, *out, *norm_cast;
+  const char *checkpoint, *config, *in, *out;
+  struct parity_arguments parity;
   struct argument_list sets;
+  int64_t vocab_size;
   bool each;
 };
 
@@ -26,13 +29,16 @@ const struct argument command_score_arguments[] = {
      .help = "the answers, whole or not at all (default: standard output)"},
     {.name = "--each", .type = ARGUMENT_FLAG, .offset = offsetof(struct score_arguments, each),
      .help = "also every token's own log-probability, as the list logprobs"},
-    ARGUMENT_NORM_CAST(struct score_arguments, norm_cast),
+    {.name = "--vocab-size", .value = "N", .type = ARGUMENT_INTEGER, .offset = offsetof(struct score_arguments, vocab_size),
+     .low = 1, .high = INT32_MAX, .help = "share the probability among the ids below N alone (default: those that an export keeps)"},
+    ARGUMENT_PARITY(struct score_arguments, parity),
     {0}};
 
-static bool read_requests(const struct score_arguments *a, const struct config *c, struct score_requests *r, struct error *e) {
+static bool read_requests(const struct score_arguments *a, const struct run *run, struct score_requests *r, struct error *e) {
   FILE *in = a->in ? fopen(a->in, "r") : stdin;
   if (!in) return error_errno(e, ERROR_DATA, "cannot open %s", a->in);
-  const bool good = score_read(in, a->in ? a->in : "standard input", c->model.shape.vocab_size, c->train.seq_len, r, e);
+  const bool good = score_read(in, a->in ? a->in : "standard input", run->parity.vocabulary > 0 ? run->parity.vocabulary : run->config.model.shape.vocab_size,
+                               run->config.train.seq_len, r, e);
   if (a->in) fclose(in);
   return good;
 }
@@ -50,11 +56,10 @@ static bool write_answers(const struct score_arguments *a, const struct score_re
 }
 
 static bool score(struct run *run, const struct score_arguments *a, struct error *e) {
-  struct score_requests r;
-  if (!read_requests(a, &run->config, &r, e)) return false;
+  struct score_requests r = {0};
   struct checkpoint *k = state_find(a->checkpoint, e);
   if (k) match_warn(k, run->config_text);
-  const bool good = k && score_run(run, k, &r, e) && write_answers(a, &r, e);
+  const bool good = k && vocabulary_set(run, k, a->vocab_size, e) && read_requests(a, run, &r, e) && score_run(run, k, &r, e) && write_answers(a, &r, e);
   checkpoint_close(k);
   score_free(&r);
   return good;
@@ -73,6 +78,6 @@ int command_score(int argc, char **argv) {
     config.train.accumulation = 0;
   }
   if (!run_open(&run, &config, loaded, RUN_GENERATE, &e)) return run_leave(&run, false, &e);
-  const bool good = run_set_norm_cast(&run, a.norm_cast, &e) && score(&run, &a, &e);
+  const bool good = run_set_parity(&run, &a.parity, &e) && score(&run, &a, &e);
   return run_leave(&run, good, &e);
 }

@@ -93,7 +93,7 @@ bool run_lay_out(struct run *run, enum run_purpose purpose, struct error *e) {
   struct model_shape shape = shape_of(run, purpose);
   run->tokens = shape.batch * shape.seq_len;
   run->model = model_create(run->device, &run->arena, &run->config.model.shape, &run->config.route, &shape, e);
-  if (!run->model || !model_set_norm_cast(run->model, run->norm_cast, e)) return false;
+  if (!run->model || !model_set_parity(run->model, &run->parity, e)) return false;
   run->inputs = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->inputs);
   run->targets = arena_take(&run->arena, ARENA_TRANSIENT, run->tokens, sizeof *run->targets);
   if (within_documents(run, purpose))
@@ -319,15 +319,21 @@ void run_documents_text(const struct config *c, char text[RUN_DOCUMENTS_TEXT]) {
            c->data.boundary == DATA_BOUNDARY_MASK ? "does not count" : "counts as any");
 }
 
-bool run_set_norm_cast(struct run *run, const char *word, struct error *e) {
-  if (!word) return true;
-  const bool before = strcmp(word, "before") == 0;
-  bool good = before || strcmp(word, "after") == 0 || error_set(e, ERROR_USAGE, "--norm-cast %s: before or after is wanted", word);
+/* Is `word` the second of the two?  NULL: no. */
+static bool choose(const char *flag, const char *word, const char *first, const char *second, bool *is_second, struct error *e) {
+  *is_second = word && strcmp(word, second) == 0;
+  return !word || *is_second || strcmp(word, first) == 0 || error_set(e, ERROR_USAGE, "%s %s: %s or %s is wanted", flag, word, second, first);
+}
+
+bool run_set_parity(struct run *run, const struct parity_arguments *a, struct error *e) {
+  bool before, fp32;
+  const bool good = choose("--norm-cast", a->norm_cast, "after", "before", &before, e) &&
+                    choose("--rope-angles", a->rope_angles, "exact", "fp32", &fp32, e);
   if (good) {
-    run->norm_cast = before ? NORM_CAST_BEFORE : NORM_CAST_AFTER;
-    good = model_set_norm_cast(run->model, run->norm_cast, e);
+    run->parity.norm_cast = before ? NORM_CAST_BEFORE : NORM_CAST_AFTER;
+    run->parity.rope_angles = fp32 ? ROPE_ANGLES_FP32 : ROPE_ANGLES_EXACT;
   }
-  return comm_agree(run->comm, good, e);
+  return comm_agree(run->comm, good && model_set_parity(run->model, &run->parity, e), e);
 }
 
 void run_set_forward(struct run *run, int64_t update) {

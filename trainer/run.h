@@ -14,6 +14,7 @@
 #include "data/data.h"
 #include "kernels/kernels.h"
 #include "model/model.h"
+#include "trainer/arguments.h"
 #include "trainer/config.h"
 #include "trainer/divergence.h"
 
@@ -36,7 +37,7 @@ struct run {
   void *memory;
   struct arena arena;
   struct model *model;
-  enum norm_cast norm_cast; /* NORM_CAST_AFTER unless run_set_norm_cast says otherwise */
+  struct model_parity parity; /* zeros unless run_set_parity or vocabulary_set says otherwise */
   int64_t tokens;  /* of a micro-batch: local_batch * seq_len */
   int32_t *inputs, *targets; /* device, [tokens] */
   int32_t *starts;           /* likewise, of data.attention: document; else NULL */
@@ -87,8 +88,8 @@ void run_release_host(struct run *run);
  * all ranks agree on it, and ends the whole job where only this rank has it. */
 int run_leave(struct run *run, bool good, struct error *e);
 
-/* --norm-cast: "before", "after", or NULL for what stands. Of a run without training; holds when it is laid out anew. */
-bool run_set_norm_cast(struct run *run, const char *word, struct error *e);
+/* ARGUMENT_PARITY's words. Of a run without training; holds when it is laid out anew. */
+bool run_set_parity(struct run *run, const struct parity_arguments *a, struct error *e);
 
 /* Hash of all parameters (of the master where there is one), the same in every world. All ranks. */
 bool run_parameter_hash(struct run *run, struct hash *out, struct error *e);

@@ -24,14 +24,17 @@ static double uniform(uint64_t seed, int64_t position) {
   return (double)b.word[0] / 4294967296.0;
 }
 
-static int32_t choose(const float *logits, int64_t vocab, const struct sampling *s, int64_t position,
+/* Only ids that are tokens of `t`: the model may have more rows (padding), and a vocabulary holes. */
+static int32_t choose(const float *logits, int64_t rows, const struct tokenizer *t, const struct sampling *s, int64_t position,
                       struct candidate *c) {
   double largest = -INFINITY, total = 0;
+  int64_t vocab = 0, bytes;
+  for (int64_t i = 0; i < rows; i++)
+    if (tokenizer_token(t, (int32_t)i, &bytes)) c[vocab++].id = (int32_t)i;
   for (int64_t i = 0; i < vocab; i++)
-    if ((double)logits[i] > largest) largest = (double)logits[i];
+    if ((double)logits[c[i].id] > largest) largest = (double)logits[c[i].id];
   for (int64_t i = 0; i < vocab; i++) {
-    double distance = (double)logits[i] - largest;
-    c[i].id = (int32_t)i;
+    double distance = (double)logits[c[i].id] - largest;
     c[i].weight = s->temperature > 0 ? exp(distance / s->temperature) : distance == 0;
     total += c[i].weight;
   }
@@ -49,7 +52,7 @@ static int32_t choose(const float *logits, int64_t vocab, const struct sampling 
   return c[n - 1].id;
 }
 
-/* An id that is no token (the model's vocabulary may be larger) or a special has no text. */
+/* A special has no text, and a prompt's id that is no token. */
 static void write_token(const struct tokenizer *t, FILE *out, int32_t id) {
   int64_t bytes;
   const char *text = tokenizer_token(t, id, &bytes);
@@ -110,7 +113,7 @@ bool sample_text(struct run *run, const struct tokenizer *t, const char *prompt,
   for (int64_t i = 0; good && i < s->tokens; i++) {
     good = next_logits(run, text.id, text.n, logits, e);
     if (!good) break;
-    int32_t id = choose(logits, vocab, s, i, candidates);
+    int32_t id = choose(logits, vocab, t, s, i, candidates);
     if (id == tokenizer_info(t)->eos) break;
     write_token(t, out, id);
     text.id[text.n++] = id;

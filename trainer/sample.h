@@ -16,7 +16,7 @@ struct sampling {
 /* Writes prompt and continuation to `out`, flushed token by token. The same
  * seed gives the same text. run was opened for RUN_GENERATE.  The text begins as
  * documents do in training: with BOS where data.bos says so, else where a prompt is
- * empty after an EOS. */
+ * empty after an EOS.  Only tokens of `t` are chosen, whatever rows the model has. */
 bool sample_text(struct run *run, const struct tokenizer *t, const char *prompt, const struct sampling *s, FILE *out, struct error *e);
 
 #endif

@@ -110,7 +110,7 @@ static void hear_logits(void *context, int64_t first, const struct matrix *logit
     const int32_t target = run->host_targets[first + i];
     if (target < 0 || !b->row[row]->greedy) continue;
     run->device->k->download(run->device, b->logits, (const float *)logits->data + i * logits->cols, (size_t)logits->cols * sizeof *b->logits);
-    b->row[row]->greedy = run->device->k->synchronize(run->device, &none) && likeliest(b->logits, logits->cols, target);
+    b->row[row]->greedy = run->device->k->synchronize(run->device, &none) && likeliest(b->logits, run->parity.vocabulary > 0 ? run->parity.vocabulary : logits->cols, target);
   }
 }
 

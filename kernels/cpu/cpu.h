@@ -94,6 +94,8 @@ void cpu_swiglu_backward(struct device *d, const struct emission *out, const str
                          const struct matrix *gate_up);
 void cpu_contract(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b,
                   const struct matrix *add);
+void cpu_cross_entropy_within(struct device *d, float *nll, const struct matrix *logits, int64_t vocabulary,
+                              const int32_t *targets);
 void cpu_cross_entropy(struct device *d, float *nll, struct matrix *d_logits, const struct matrix *logits,
                        const int32_t *targets, float grad_scale);
 void cpu_adamw_update(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v,

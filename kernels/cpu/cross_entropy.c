@@ -48,6 +48,7 @@ struct loss {
   float *nll;
   struct matrix *d_logits;
   const struct matrix *logits;
+  int64_t vocabulary; /* columns that take part: all where there is a gradient */
   const int32_t *targets;
   float grad_scale;
 };
@@ -55,10 +56,10 @@ struct loss {
 static void loss_row(void *context, int64_t row, int worker) {
   (void)worker;
   const struct loss *s = context;
-  int64_t n = s->logits->cols;
+  int64_t n = s->vocabulary;
   int32_t target = s->targets[row];
   CPU_REQUIRE(target < n, "target outside the vocabulary");
-  const float *x = (const float *)s->logits->data + row * n;
+  const float *x = (const float *)s->logits->data + row * s->logits->cols;
   float piece[PIECE], top = 0.0f, inverse = 0.0f, at_target = 0.0f;
   if (target < 0) {
     s->nll[row] = 0.0f;
@@ -84,6 +85,14 @@ void cpu_cross_entropy(struct device *d, float *nll, struct matrix *d_logits, co
   CPU_REQUIRE(logits->dtype == DTYPE_F32, "logits are not FP32");
   CPU_REQUIRE(!d_logits || (d_logits->rows == logits->rows && d_logits->cols == logits->cols),
               "d_logits does not have the shape of logits");
-  struct loss s = {nll, d_logits, logits, targets, grad_scale};
+  struct loss s = {nll, d_logits, logits, logits->cols, targets, grad_scale};
+  threads_run(cpu_of(d)->threads, logits->rows, loss_row, &s);
+}
+
+void cpu_cross_entropy_within(struct device *d, float *nll, const struct matrix *logits, int64_t vocabulary,
+                              const int32_t *targets) {
+  CPU_REQUIRE(logits->dtype == DTYPE_F32, "logits are not FP32");
+  CPU_REQUIRE(vocabulary > 0 && vocabulary <= logits->cols, "the vocabulary is none of the logits' columns");
+  struct loss s = {nll, NULL, logits, vocabulary, targets, 0};
   threads_run(cpu_of(d)->threads, logits->rows, loss_row, &s);
 }

@@ -108,6 +108,7 @@ static const struct kernels table = {
     .swiglu_backward = cpu_swiglu_backward,
     .contract = cpu_contract,
     .cross_entropy = cpu_cross_entropy,
+    .cross_entropy_within = cpu_cross_entropy_within,
     .adamw_update = cpu_adamw_update,
     .measure = cpu_measure,
     .sum = cpu_sum,
