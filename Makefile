@@ -173,7 +173,7 @@ unit: $(UNITS) ## run the unit tests of this build
 worlds: $(WORLDS)
 $(BUILD)/tests/trainer_masked_main: LDLIBS += -Wl,--wrap=data_sample
 $(BUILD)/tests/trainer_waits_main: LDLIBS += -Wl,--wrap=device_open_rank
-$(BUILD)/tests/trainer_overtaken_main: LDLIBS += -Wl,--wrap=checkpoint_open
+$(BUILD)/tests/trainer_overtaken_main: LDLIBS += -Wl,--wrap=manifest_read
 
 # OpenBLAS is only what this benchmark compares with.
 $(BUILD)/tests/bench_gemm.o: CFLAGS += $(shell pkg-config --cflags openblas | sed 's/-I\//-isystem \//g')

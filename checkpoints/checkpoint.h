@@ -49,11 +49,16 @@ struct checkpoint_policy {
 bool checkpoint_save(struct comm *c, const char *folder, int64_t update, const struct tensor_slice *slices,
                      int n_slices, const char *meta, int keep, struct error *e);
 
-/* The same by one process, tensor by tensor: memory holds the tensor that is being
- * written.  A FOLDER that has steps already is refused. */
+/* The same by one process, slice by slice and one rank's file after another: memory holds
+ * what is being written.  A FOLDER that has steps already is refused.  `threads` compress;
+ * NULL: the caller does. */
 struct checkpoint_writer; /* opaque */
-struct checkpoint_writer *checkpoint_create(const char *folder, int64_t update, struct error *e);
-bool checkpoint_add(struct checkpoint_writer *w, const struct tensor_slice *whole, struct error *e);
+struct checkpoint_writer *checkpoint_create(const char *folder, int64_t update, enum checkpoint_compression compression,
+                                            struct threads *threads, struct error *e);
+/* Into rank 0's file; after n calls of checkpoint_next_rank, which makes the one before durable,
+ * into rank n's. */
+bool checkpoint_add(struct checkpoint_writer *w, const struct tensor_slice *slices, int n, struct error *e);
+bool checkpoint_next_rank(struct checkpoint_writer *w, struct error *e);
 /* Publishes; with meta NULL gives up, after an error that *e holds already or gets now.
  * Frees w in any case; what is not published is removed. */
 bool checkpoint_finish(struct checkpoint_writer *w, const char *meta, struct error *e);
@@ -103,6 +108,12 @@ struct checkpoint *checkpoint_open(const char *path, bool verify, struct error *
  * over with a warning that names them.  NULL with e->code ERROR_NONE when the
  * folder holds none at all; NULL with an error when it holds only damaged ones. */
 struct checkpoint *checkpoint_open_newest(const char *folder, struct error *e);
+
+/* The same by all ranks together, each with its own handle: each verifies its share of the
+ * files, and all have the same answer, in the words of one process (of several damaged files the
+ * first is named).  Rank 0 looks into the folder and logs.  c NULL: this process alone. */
+struct checkpoint *checkpoint_open_together(struct comm *c, const char *path, bool verify, struct error *e);
+struct checkpoint *checkpoint_open_newest_together(struct comm *c, const char *folder, struct error *e);
 
 const char *checkpoint_path(const struct checkpoint *k);
 int64_t checkpoint_update(const struct checkpoint *k);

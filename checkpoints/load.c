@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "checkpoints/hdf5_index.h"
 #include "checkpoints/manifest.h"
 #include "checkpoints/store.h"
+#include "checkpoints/verify.h"
 
 struct checkpoint {
   char path[STORE_PATH];
@@ -63,96 +65,155 @@ static bool collect(struct checkpoint *k, struct error *e) {
   return true;
 }
 
-struct checkpoint *checkpoint_open(const char *path, bool verify, struct error *e) {
-  if (!store_path_fits(path, e)) return NULL;
-  struct checkpoint *k = calloc(1, sizeof *k);
-  if (!k) {
-    error_set(e, ERROR_SYSTEM, "out of memory");
-    return NULL;
-  }
-  snprintf(k->path, sizeof k->path, "%s", path);
-  bool good = manifest_read(path, verify, &k->manifest, e);
-  if (good) {
-    k->files = calloc((size_t)k->manifest.n_files, sizeof *k->files);
-    good = k->files != NULL || error_set(e, ERROR_SYSTEM, "out of memory");
-  }
-  for (int i = 0; good && i < k->manifest.n_files; i++) {
+/* ---- opening, together --------------------------------------------------------------- */
+
+static bool speaks(const struct comm *c) { return !c || comm_rank(c) == 0; }
+
+/* Rank 0's bytes on every rank. */
+static bool share(struct comm *c, void *x, size_t bytes, struct error *e) { return !c || comm_broadcast(c, x, (int64_t)bytes, 0, e); }
+
+/* True on every rank where `fault` is -1 on all.  Else *e on all is that of the smallest fault
+ * (the number of a file), of equals the lowest rank's: *who. */
+static bool settle(struct comm *c, int64_t fault, int *who, struct error *e) {
+  *who = 0;
+  if (!c || comm_world(c) == 1) return fault < 0;
+  const int world = comm_world(c);
+  double first = fault < 0 ? -INFINITY : -(double)(fault * world + comm_rank(c));
+  struct error broken;
+  if (!comm_max_f64(c, &first, 1, e)) return false;
+  if (isinf(first)) return true;
+  *who = (int)((int64_t)-first % world);
+  if (!comm_broadcast(c, e, (int64_t)sizeof *e, *who, &broken)) *e = broken;
+  return false;
+}
+
+static bool open_files(struct checkpoint *k, struct error *e) {
+  k->files = calloc((size_t)k->manifest.n_files, sizeof *k->files);
+  if (!k->files) return error_set(e, ERROR_SYSTEM, "out of memory");
+  for (int i = 0; i < k->manifest.n_files; i++) {
     char name[STORE_PATH + 80];
-    snprintf(name, sizeof name, "%s/%s", path, k->manifest.files[i].name);
+    snprintf(name, sizeof name, "%s/%s", k->path, k->manifest.files[i].name);
     k->files[i] = hdf5_open(name, e);
-    good = k->files[i] != NULL;
+    if (!k->files[i]) return false;
   }
-  if (good && collect(k, e)) return k;
+  return collect(k, e);
+}
+
+/* *elsewhere: rank 0 has nothing against it, but another rank could not open it. */
+static struct checkpoint *open_step_files(struct comm *c, const char *path, bool verify, bool *elsewhere, struct error *e) {
+  int who, reader;
+  *elsewhere = false;
+  if (!store_path_fits(path, e)) return NULL; /* here as there */
+  struct checkpoint *k = calloc(1, sizeof *k);
+  bool good = k != NULL || error_set(e, ERROR_SYSTEM, "out of memory");
+  if (k) snprintf(k->path, sizeof k->path, "%s", path);
+  good = settle(c, good && manifest_read(path, false, &k->manifest, e) ? -1 : 0, &who, e);
+  if (good && verify)
+    good = settle(c, verify_share(path, &k->manifest, c ? comm_rank(c) : 0, c ? comm_world(c) : 1, c ? comm_local_world(c) : 1, e), &reader, e);
+  if (good) good = settle(c, open_files(k, e) ? -1 : 0, &who, e);
+  if (good) return k;
+  *elsewhere = who > 0;
+  if (*elsewhere) error_context(e, "rank %d", who);
   checkpoint_close(k);
   return NULL;
 }
 
+struct checkpoint *checkpoint_open_together(struct comm *c, const char *path, bool verify, struct error *e) {
+  bool elsewhere;
+  return open_step_files(c, path, verify, &elsewhere, e);
+}
+
+struct checkpoint *checkpoint_open(const char *path, bool verify, struct error *e) {
+  return checkpoint_open_together(NULL, path, verify, e);
+}
+
 /* The step of FOLDER that is named after `update`. */
-static struct checkpoint *open_step(const char *folder, int64_t update, struct error *e) {
+static struct checkpoint *open_step(struct comm *c, const char *folder, int64_t update, bool *elsewhere, struct error *e) {
   char path[STORE_PATH];
   store_step_path(folder, update, path);
-  struct checkpoint *k = checkpoint_open(path, true, e);
+  struct checkpoint *k = open_step_files(c, path, true, elsewhere, e);
   if (!k || k->manifest.update == update) return k;
   error_set(e, ERROR_CHECKPOINT, "%s holds update %" PRId64 ": it was renamed or copied", path, k->manifest.update);
   checkpoint_close(k);
   return NULL;
 }
 
-static int64_t newest_listed(const char *folder) {
-  int64_t *updates, newest = -1;
+/* What rank 0 lists. */
+static bool list_together(struct comm *c, const char *folder, int64_t **updates, int *n, struct error *e) {
+  int who;
+  *updates = NULL;
+  *n = 0;
+  if (!settle(c, !speaks(c) || store_list(folder, updates, n, e) ? -1 : 0, &who, e) || !share(c, n, sizeof *n, e)) return false;
+  if (!speaks(c)) *updates = malloc((size_t)*n * sizeof **updates + 1);
+  return settle(c, *n == 0 || *updates || error_set(e, ERROR_SYSTEM, "out of memory") ? -1 : 0, &who, e) &&
+         (*n == 0 || share(c, *updates, (size_t)*n * sizeof **updates, e));
+}
+
+static bool is_overtaken(struct comm *c, const char *folder, int64_t newest, bool *overtaken, struct error *e) {
+  int64_t *updates;
   int n;
   struct error ignored;
-  if (!store_list(folder, &updates, &n, &ignored)) return -1;
-  if (n > 0) newest = updates[n - 1];
-  free(updates);
-  return newest;
+  *overtaken = false;
+  if (speaks(c) && store_list(folder, &updates, &n, &ignored)) {
+    *overtaken = n > 0 && updates[n - 1] > newest;
+    free(updates);
+  }
+  return share(c, overtaken, sizeof *overtaken, e);
 }
 
 /* One look.  A living run removes old steps once a newer one stands: where one cannot be
  * opened and a newer one has come, *overtaken, and the look says nothing. */
-static struct checkpoint *look_for_newest(const char *folder, bool *overtaken, struct error *e) {
+static struct checkpoint *look_for_newest(struct comm *c, const char *folder, bool *overtaken, struct error *e) {
   int64_t *updates;
   int n;
-  if (!store_list(folder, &updates, &n, e)) return NULL;
   struct checkpoint *k = NULL;
   struct error newest = {0};
-  for (int i = n - 1; i >= 0; i--) {
+  bool good = list_together(c, folder, &updates, &n, e);
+  for (int i = n - 1; good && i >= 0; i--) {
     struct error damage;
-    k = open_step(folder, updates[i], &damage);
+    bool elsewhere;
+    k = open_step(c, folder, updates[i], &elsewhere, &damage);
     if (k) break;
-    *overtaken = newest_listed(folder) > updates[n - 1];
-    if (*overtaken || damage.code != ERROR_CHECKPOINT) { /* not ERROR_CHECKPOINT: this process cannot read it now */
+    good = is_overtaken(c, folder, updates[n - 1], overtaken, e);
+    if (!good) break;
+    if (*overtaken || elsewhere || damage.code != ERROR_CHECKPOINT) { /* not ERROR_CHECKPOINT: this process cannot read it now */
       *e = damage;
-      if (!*overtaken) error_hint(e, "it is not passed over: it may be whole; see to this and start again");
-      free(updates);
-      return NULL;
+      if (elsewhere)
+        error_hint(e, "it is not passed over: rank 0 has nothing against it; do all hosts see the same folder?");
+      else if (!*overtaken)
+        error_hint(e, "it is not passed over: it may be whole; see to this and start again");
+      good = false;
+      break;
     }
-    log_warning("checkpoint passed over: %s", damage.message);
+    if (speaks(c)) log_warning("checkpoint passed over: %s", damage.message);
     if (i == n - 1) newest = damage;
   }
   free(updates);
-  if (!k && n > 0) {
+  if (k || !good) return k;
+  if (n > 0) {
     error_set(e, ERROR_CHECKPOINT, "%s holds no whole checkpoint; the newest: %s", folder, newest.message);
     error_hint(e, "move the folder away to start from the beginning");
-  } else if (!k) {
+  } else {
     e->code = ERROR_NONE;
   }
-  return k;
+  return NULL;
 }
 
-struct checkpoint *checkpoint_open_newest(const char *folder, struct error *e) {
+struct checkpoint *checkpoint_open_newest_together(struct comm *c, const char *folder, struct error *e) {
   enum { LOOKS = 1000 };
   if (!store_path_fits(folder, e)) return NULL;
   char gone[STORE_PATH];
-  if (store_latest_dangles(folder, gone)) log_warning("%s/latest points at %s, which is not there", folder, gone);
+  if (speaks(c) && store_latest_dangles(folder, gone)) log_warning("%s/latest points at %s, which is not there", folder, gone);
   struct checkpoint *k = NULL;
   bool overtaken = true;
   for (int look = 0; overtaken && look < LOOKS; look++) {
     overtaken = false;
-    k = look_for_newest(folder, &overtaken, e);
+    k = look_for_newest(c, folder, &overtaken, e);
   }
   return k;
 }
+
+struct checkpoint *checkpoint_open_newest(const char *folder, struct error *e) { return checkpoint_open_newest_together(NULL, folder, e); }
 
 const char *checkpoint_path(const struct checkpoint *k) { return k->path; }
 int64_t checkpoint_update(const struct checkpoint *k) { return k->manifest.update; }

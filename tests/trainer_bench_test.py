@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fp4d import DONE, ENVIRONMENT, LIMIT, PROGRAM, USAGE, check, main
+from fp4d import DONE, ENVIRONMENT, LIMIT, PROGRAM, ROOT, SYSTEM, USAGE, check, main
 
 
 def bench(*arguments, np=2, folder="."):
@@ -36,6 +36,33 @@ def test_checkpoint():
         check(code == DONE, f"exit code {code}", err)
         check("in 2 files under ." in out and len(out.splitlines()) == 9, "rows of rank 0 alone", out)
         check(os.listdir(folder) == [], "what was written is removed", str(os.listdir(folder)))
+
+
+def test_whole_state():
+    """A configuration's state, cut for ranks, written and read back by one process; what does not fit is refused by name."""
+    with tempfile.TemporaryDirectory(prefix="fp4d-bench-") as folder:
+        asked = ("checkpoint", os.path.join(ROOT, "configs", "ablation", "tiny.yaml"), "--folder", "here", "--ranks", "3")
+        code, out, err = bench(*asked, "--json", np=1, folder=folder)
+        check(code == DONE, f"exit code {code}", err)
+        rows = [json.loads(line) for line in out.splitlines()]
+        check([r["compression"] for r in rows] == ["zstd"] * 4 + ["store"] * 4, "rows", out)
+        saves = [r for r in rows if r["operation"].startswith("save")]
+        check(all(r["bytes"] == saves[0]["bytes"] and r["ranks"] == r["files"] == 3 for r in saves), "sizes", out)
+        check(saves[0]["file_bytes"] < saves[1]["file_bytes"] and saves[1]["file_bytes"] > saves[1]["bytes"], "zstd is smaller", out)
+        code, out, err = bench(*asked, "--files", "2", "--set", "train.master=false", "--json", np=1, folder=folder)
+        part = [json.loads(line) for line in out.splitlines()]
+        check(code == DONE and 0.4 < part[1]["bytes"] / saves[0]["bytes"] < 2 / 3 and part[1]["files"] == 2, "two of three files, BF16 parameters", out + err)
+        check(os.listdir(os.path.join(folder, "here")) == [], "what was written is removed", str(os.listdir(folder)))
+        for more, why in ((("--files", "4"), "--files 4 of --ranks 3"), (("--megabytes", "3"), "--megabytes with --ranks")):
+            code, out, err = bench(*asked, *more, np=1, folder=folder)
+            check(code == USAGE and why in err, why, err)
+        code, out, err = bench(*asked, folder=folder)
+        check(code == USAGE and "--ranks runs in one process, 2 were started" in err, "two ranks", err)
+        code, out, err = bench("checkpoint", os.path.join(ROOT, "configs", "llama3-8b", "bf16.yaml"), "--folder", "here", "--ranks", "4", "--set", "model.n_layers=450", "--set", "model.ffn_size=1048576", np=1,
+                               folder=folder)
+        check(code == SYSTEM and "(a sixteenth of it) stay free" in err and "would fit" in err, "70 TB do not fit", err)
+        code, out, err = bench("checkpoint", "--ranks", "3", np=1, folder=folder)
+        check(code == USAGE and "CONFIG is missing" in err, "no configuration", err)
 
 
 def test_one_process():

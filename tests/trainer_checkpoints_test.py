@@ -39,6 +39,37 @@ def test_async_is_no_change():
             check((0.5 < float(r["ratio"]) < 1) if name == "apart" else (1 <= float(r["ratio"]) < 1.1), str(r))
 
 
+def flip_last(path):
+    with open(path, "r+b") as f:
+        f.seek(-1, os.SEEK_END)
+        last = f.read(1)
+        f.seek(-1, os.SEEK_END)
+        f.write(bytes((last[0] ^ 1,)))
+
+
+def test_verified_in_shares():
+    """Whoever reads a damaged file, all ranks pass it over, or refuse, in the same words; of several the first is named, once."""
+    settings = {"train.global_batch": 12, "train.local_batch": 1, "checkpoint.every": 1, "checkpoint.keep": 0, "train.updates": 3}
+    place.train("shares", {**settings, "run.stop_after_update": 2}, 3).expect(PREEMPTED)
+    step = place.step("shares", 2)
+    flip_last(os.path.join(place.at(step), "rank-00002.h5"))
+    flip_last(os.path.join(place.at(step), "rank-00001.h5"))
+    why = f"{step}/rank-00001.h5 is damaged: its checksum differs from the manifest's"
+    for np in (0, 2, 3):
+        out = place.train("shares", settings, np, ("--resume", step)).expect(CHECKPOINT, f"error: {why}")
+        check(out.text.count("is damaged") == 1, f"{np}: said once", out.text)
+        name = f"shares-{np}"
+        shutil.copytree(place.at("shares"), place.at(name), symlinks=True)
+        out = place.train(name, {**settings, "run.stop_after_update": 2}, np).expect(PREEMPTED, f"warning: checkpoint passed over: {name}/checkpoints/step-00000002/rank-00001.h5 is damaged", r"at update 1\n")
+        check(out.text.count("is damaged") == 1, f"{np}: said once", out.text)
+    good = place.step("shares", 1)
+    place.command("reshard", good, "many", "--ranks", "9").expect(DONE)
+    diff(good, "many", DONE, "0 differ")
+    for rank in (7, 3, 8):
+        flip_last(place.at("many", f"rank-{rank:05d}.h5"))
+    diff(good, "many", CHECKPOINT, "many/rank-00003.h5 is damaged")
+
+
 def test_other_worlds():
     """np 1 -> 4 -> 3 -> 1: the same samples, and parameters as far as sums in another order allow."""
     settings = {"train.global_batch": 12, "train.local_batch": 1, "checkpoint.keep": 0}

@@ -133,6 +133,27 @@ def test_new_keys():
     check(hf.read_model(place.at("out"))[1].keys() == found.keys() - {"lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"}, "a tied head is written once, as the table")
 
 
+def test_compression():
+    """Imports are compressed as checkpoints are, or stored; the same numbers either way."""
+    def wide(c):
+        return {name: ("BF16", shape, hf.encode([0.02 * (x - (len(shape) == 1)) for x in hf.values(name, shape)], "BF16")) for name, shape in hf.shapes(c).items()}
+
+    c = {**hf.config("gqa"), "vocab_size": 1000}
+    found = wide(c)
+    hf.write_model(fresh("plain"), c, found)
+    size = {}
+    for word in ("zstd", "store"):
+        bring_in("plain", "--compression", word).expect(DONE)
+        size[word] = os.path.getsize(place.at("plain-ckpt", "step-00000000", "rank-00000.h5"))
+        place.command("inspect", "plain-ckpt", "--verify").expect(DONE)
+        take_out("plain-ckpt", "out").expect(DONE)
+        equal(hf.read_model(place.at("out"))[1], found, word)
+    bring_in("plain").expect(DONE)
+    check(os.path.getsize(place.at("plain-ckpt", "step-00000000", "rank-00000.h5")) == size["zstd"] < 0.95 * size["store"], "zstd is the default, and smaller", str(size))
+    place.command("import", "plain", "nowhere", "--compression", "gzip").expect(USAGE, "--compression 'gzip': there are zstd and store")
+    check(not os.path.exists(place.at("nowhere")), "nothing is begun")
+
+
 # ---- the same model ---------------------------------------------------------
 
 

@@ -17,8 +17,8 @@ struct bench_arguments {
   const char *what, *config, *folder;
   const char *from, *setup, *distribution, *text, *tokenizer;
   struct argument_list sets, shapes, routes;
-  int64_t repeat, threads, megabytes, seed, queries;
-  double scale; /* NaN: not given; seed -1, queries 0 likewise */
+  int64_t repeat, threads, megabytes, seed, queries, ranks, files;
+  double scale; /* NaN: not given; seed -1, queries, ranks, files 0 likewise */
   bool json;
 };
 
@@ -60,6 +60,7 @@ bool bench_attention_quality(struct bench *b, struct error *e); /* with --setup,
 bool bench_step(struct bench *b, struct error *e);
 bool bench_loader(struct bench *b, struct error *e);
 bool bench_checkpoint(struct bench *b, struct error *e);
+bool bench_state(struct bench *b, struct error *e); /* of bench_checkpoint, with --ranks */
 bool bench_collectives(struct bench *b, struct error *e);
 bool bench_tokenizer(struct bench *b, struct error *e);
 

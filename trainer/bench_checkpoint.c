@@ -13,15 +13,15 @@
 
 #include "base/clock.h"
 #include "base/file.h"
-#include "base/hash.h"
 #include "base/threads.h"
 #include "checkpoints/checkpoint.h"
 #include "checkpoints/store.h"
 #include "trainer/bench.h"
+#include "trainer/bench_samples.h"
 #include "trainer/plan.h"
 #include "trainer/record.h"
 
-enum { TENSOR_COLS = 4096, TENSOR_ROWS = 448, SAMPLES = 1 << 22, KINDS = 3 };
+enum { TENSOR_COLS = 4096, TENSOR_ROWS = 448 };
 
 struct storing {
   struct comm *comm;
@@ -30,7 +30,7 @@ struct storing {
   char folder[STORE_PATH];
   struct tensor_slice *slices; /* this rank's rows */
   int n;
-  float *samples[KINDS]; /* [SAMPLES]: what a tensor of each kind begins with, at some place */
+  struct bench_samples *samples;
   char *staging;
   int64_t update;
   /* of the last save */
@@ -38,42 +38,14 @@ struct storing {
   struct checkpoint_saved saved;
 };
 
-static bool make_samples(struct storing *s, struct error *e) {
-  for (int kind = 0; kind < KINDS; kind++)
-    if (!(s->samples[kind] = malloc(SAMPLES * sizeof(float)))) return error_set(e, ERROR_SYSTEM, "out of memory");
-  for (int64_t i = 0; i < SAMPLES; i++) { /* sums of eight uniform numbers */
-    const uint64_t words[2] = {hash_word(&i, sizeof i, 1), hash_word(&i, sizeof i, 2)};
-    const double u = (double)(words[0] % 1000003) / 1000003;
-    double sum = 0;
-    for (int j = 0; j < 8; j++) sum += (double)(words[j / 4] >> 16 * (j % 4) & 0xffff) * 0x1p-16 - 0.5;
-    const double normal = sum * 1.2247448713915890; /* of variance 8/12 */
-    s->samples[0][i] = (float)(0.02 * normal);
-    s->samples[1][i] = (float)(1e-5 * normal * u);
-    s->samples[2][i] = (float)(1e-9 * normal * normal * u);
-  }
-  return true;
-}
-
-/* Elements of tensor i, as training would copy them into the staging buffer; or does it hold them? */
-static bool state_of(const struct storing *s, int i, bool compare) {
-  const float *from = s->samples[i % KINDS];
-  float *to = s->slices[i].data;
-  const int64_t n = s->slices[i].rows * TENSOR_COLS;
-  int64_t at = (int64_t)i * 7919 % SAMPLES;
-  for (int64_t done = 0, piece; done < n; done += piece, at = 0) {
-    piece = n - done < SAMPLES - at ? n - done : SAMPLES - at;
-    if (compare && memcmp(to + done, from + at, (size_t)piece * sizeof(float)) != 0) return false;
-    if (!compare) memcpy(to + done, from + at, (size_t)piece * sizeof(float));
-  }
-  return true;
-}
+static enum bench_kind kind_of(int i) { return (enum bench_kind)(i % BENCH_KINDS); }
 
 static bool save(struct storing *s, struct error *e) {
   const struct checkpoint_policy policy = {.keep = 1, .compression = s->compression, .threads = s->threads};
   struct checkpoint_saver *saver = checkpoint_saver_open(s->comm, s->folder, &policy, true, e);
   if (!comm_agree(s->comm, saver != NULL, e)) return false;
   const double t0 = clock_seconds();
-  for (int i = 0; i < s->n; i++) state_of(s, i, false);
+  for (int i = 0; i < s->n; i++) bench_samples_fill(s->samples, kind_of(i), i, &s->slices[i]);
   bool done = false, good = checkpoint_saver_begin(saver, ++s->update, s->slices, s->n, "{}", e);
   s->stall = clock_seconds() - t0;
   while (good && !done) {
@@ -94,18 +66,14 @@ static bool load(void *context, struct error *e) {
   return comm_agree(s->comm, good, e);
 }
 
-/* What rank 0 does before a resume. */
+/* What all ranks do before a resume. */
 static bool verify(void *context, struct error *e) {
   struct storing *s = context;
-  bool good = true;
-  if (comm_rank(s->comm) == 0) {
-    char path[STORE_PATH];
-    store_step_path(s->folder, s->update, path);
-    struct checkpoint *k = checkpoint_open(path, true, e);
-    good = k != NULL;
-    checkpoint_close(k);
-  }
-  return comm_agree(s->comm, good, e);
+  char path[STORE_PATH];
+  store_step_path(s->folder, s->update, path);
+  struct checkpoint *k = checkpoint_open_together(s->comm, path, true, e);
+  checkpoint_close(k);
+  return k != NULL;
 }
 
 static double peak_gigabytes(void) {
@@ -147,10 +115,10 @@ static bool measure(const struct bench *b, struct storing *s, enum checkpoint_co
   if (!bench_measure(b, 1, load, s, &t, e)) return false;
   row(b, s, "load", &t);
   bool same = true;
-  for (int i = 0; same && i < s->n; i++) same = state_of(s, i, true);
+  for (int i = 0; same && i < s->n; i++) same = bench_samples_equal(s->samples, kind_of(i), i, &s->slices[i]);
   if (!comm_agree(s->comm, same || error_set(e, ERROR_INTERNAL, "what was loaded is not what was saved"), e)) return false;
   if (!bench_measure(b, 1, verify, s, &t, e)) return false;
-  row(b, s, "verify digests (rank 0 alone)", &t);
+  row(b, s, "open: every digest compared", &t);
   return true;
 }
 
@@ -168,16 +136,28 @@ static bool prepare(const struct bench *b, struct storing *s, int64_t bytes, str
   if (!s->slices || !s->staging) return error_set(e, ERROR_SYSTEM, "no memory for %" PRId64 " bytes", n * TENSOR_ROWS * row_bytes);
   for (int i = 0; i < s->n; i++) {
     struct tensor_slice *t = &s->slices[i];
-    static const char *const kinds[KINDS] = {"master", "adam_m", "adam_v"};
+    static const char *const kinds[BENCH_KINDS] = {"master", "adam_m", "adam_v"};
     *t = (struct tensor_slice){.dtype = DTYPE_F32, .global_rows = rows, .cols = TENSOR_COLS, .first_row = (int64_t)TENSOR_ROWS * rank, .rows = TENSOR_ROWS};
-    snprintf(t->name, sizeof t->name, "%s/tensor-%06d", kinds[i % KINDS], i / KINDS);
+    snprintf(t->name, sizeof t->name, "%s/tensor-%06d", kinds[kind_of(i)], i / BENCH_KINDS);
     t->data = s->staging + (size_t)(i * (int64_t)TENSOR_ROWS * row_bytes);
   }
-  return make_samples(s, e);
+  s->samples = bench_samples_open(e);
+  return s->samples != NULL;
+}
+
+/* One state in one process, or a part of a state in each. */
+static bool check_ranks(const struct bench *b, struct error *e) {
+  const struct bench_arguments *a = &b->a;
+  if (a->ranks == 0) return a->files == 0 || error_set(e, ERROR_USAGE, "bench checkpoint: --files without --ranks");
+  if (!b->config) return error_set(e, ERROR_USAGE, "bench checkpoint --ranks: CONFIG is missing, whose state it is");
+  if (a->megabytes > 0) return error_set(e, ERROR_USAGE, "bench checkpoint: --megabytes with --ranks: the state has its size");
+  return comm_world(b->comm) == 1 || error_set(e, ERROR_USAGE, "bench checkpoint --ranks runs in one process, %d were started", comm_world(b->comm));
 }
 
 bool bench_checkpoint(struct bench *b, struct error *e) {
   const int world = comm_world(b->comm);
+  if (!check_ranks(b, e)) return false;
+  if (b->a.ranks > 0) return bench_state(b, e);
   const int64_t bytes = b->a.megabytes ? b->a.megabytes << 20 : b->config ? plan_checkpoint_bytes(b->config) : 64 << 20;
   const char *where = b->a.folder ? b->a.folder : b->config ? b->config->run.folder : ".";
   struct storing s = {.comm = b->comm};
@@ -198,7 +178,7 @@ bool bench_checkpoint(struct bench *b, struct error *e) {
     good = false;
   }
   threads_destroy(s.threads);
-  for (int kind = 0; kind < KINDS; kind++) free(s.samples[kind]);
+  bench_samples_close(s.samples);
   free(s.slices);
   free(s.staging);
   return comm_agree(b->comm, good, e);

@@ -7,6 +7,7 @@
 #define FP4D_TRAINER_COMMAND_H
 
 #include "base/error.h"
+#include "checkpoints/checkpoint.h"
 #include "trainer/arguments.h"
 
 struct command {
@@ -20,6 +21,9 @@ struct command {
 extern const struct command commands[];
 
 const struct command *command_find(const char *name); /* NULL: none */
+
+/* --compression: "zstd" or "store". */
+bool command_compression(const char *word, enum checkpoint_compression *out, struct error *e);
 
 /* Prints the error; returns its exit code. */
 int command_fail(const struct error *e);

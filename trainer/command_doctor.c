@@ -180,9 +180,9 @@ static bool hello_checkpoint(const char *folder, float *data, double *write, dou
   char path[STORE_PATH];
   struct tensor_slice s = {.name = "param/hello", .dtype = DTYPE_F32, .global_rows = ROWS, .rows = ROWS, .cols = COLS, .data = data};
   const double t0 = clock_seconds();
-  struct checkpoint_writer *w = checkpoint_create(folder, 0, e);
+  struct checkpoint_writer *w = checkpoint_create(folder, 0, CHECKPOINT_STORE, NULL, e);
   if (!w) return false;
-  bool good = checkpoint_add(w, &s, e);
+  bool good = checkpoint_add(w, &s, 1, e);
   good = checkpoint_finish(w, good ? "{}" : NULL, e) && good;
   *write = clock_seconds() - t0;
   if (!good) return false;

@@ -3,7 +3,7 @@
 #include "trainer/import.h"
 
 struct import_arguments {
-  const char *from, *folder, *yaml;
+  const char *from, *folder, *yaml, *compression;
 };
 
 const struct argument command_import_arguments[] = {
@@ -13,11 +13,15 @@ const struct argument command_import_arguments[] = {
      .help = "gets step-00000000; holds no step yet"},
     {.name = "--config", .value = "OUT.yaml", .type = ARGUMENT_TEXT, .offset = offsetof(struct import_arguments, yaml),
      .help = "also write the model section of a configuration"},
+    {.name = "--compression", .value = "zstd|store", .type = ARGUMENT_TEXT, .offset = offsetof(struct import_arguments, compression),
+     .help = "as checkpoint.compression (default zstd)"},
     {0}};
 
 int command_import(int argc, char **argv) {
-  struct import_arguments a = {0};
+  struct import_arguments a = {.compression = "zstd"};
   struct error e = {0};
-  if (!arguments_parse(command_import_arguments, argc, argv, &a, &e)) return command_fail(&e);
-  return import_llama(a.from, a.folder, a.yaml, &e) ? ERROR_NONE : command_fail(&e);
+  enum checkpoint_compression compression;
+  if (!arguments_parse(command_import_arguments, argc, argv, &a, &e) || !command_compression(a.compression, &compression, &e))
+    return command_fail(&e);
+  return import_llama(a.from, a.folder, a.yaml, compression, &e) ? ERROR_NONE : command_fail(&e);
 }

@@ -24,19 +24,22 @@ const struct argument command_reshard_arguments[] = {
      .help = "as checkpoint.compression (default zstd)"},
     {0}};
 
+bool command_compression(const char *word, enum checkpoint_compression *out, struct error *e) {
+  *out = strcmp(word, "store") == 0 ? CHECKPOINT_STORE : CHECKPOINT_ZSTD;
+  return *out == CHECKPOINT_STORE || strcmp(word, "zstd") == 0 ||
+         error_set(e, ERROR_USAGE, "--compression '%.40s': there are zstd and store", word);
+}
+
 int command_reshard(int argc, char **argv) {
   struct reshard_arguments a = {.compression = "zstd", .ranks = 1};
   struct error e = {0};
-  if (!arguments_parse(command_reshard_arguments, argc, argv, &a, &e)) return command_fail(&e);
-  const bool store = strcmp(a.compression, "store") == 0;
-  if (!store && strcmp(a.compression, "zstd") != 0) {
-    error_set(&e, ERROR_USAGE, "--compression '%.40s': there are zstd and store", a.compression);
+  enum checkpoint_compression compression;
+  if (!arguments_parse(command_reshard_arguments, argc, argv, &a, &e) || !command_compression(a.compression, &compression, &e))
     return command_fail(&e);
-  }
   struct checkpoint *k = state_find(a.checkpoint, &e);
   if (!k) return command_fail(&e);
   const double t0 = clock_seconds();
-  const bool good = checkpoint_reshard(k, a.out, (int)a.ranks, store ? CHECKPOINT_STORE : CHECKPOINT_ZSTD, &e);
+  const bool good = checkpoint_reshard(k, a.out, (int)a.ranks, compression, &e);
   if (good)
     printf("%s: update %" PRId64 ", %d tensors of %s in %" PRId64 " file%s, %.1f s\n", a.out, checkpoint_update(k), checkpoint_tensor_count(k),
            checkpoint_path(k), a.ranks, a.ranks == 1 ? "" : "s", clock_seconds() - t0);

@@ -18,6 +18,8 @@
 #include "trainer/record.h"
 #include "trainer/version.h"
 
+enum { MOST_THREADS = 8 }; /* that compress: files come in no faster */
+
 /* A parameter on its way in. */
 struct incoming {
   const struct param *param;
@@ -155,7 +157,7 @@ static bool take_tensor(const struct import *x, const struct incoming *in, struc
   llama_rows_to_interleaved(ours, theirs, p->rows, llama_row_group(&x->llama.model, p->name), (size_t)p->cols * dtype_bytes(x->dtype));
   struct tensor_slice s = {.dtype = x->dtype, .global_rows = p->rows, .cols = p->cols, .rows = p->rows, .data = ours};
   snprintf(s.name, sizeof s.name, "param/%s", p->name);
-  return checkpoint_add(w, &s, e);
+  return checkpoint_add(w, &s, 1, e);
 }
 
 static bool take_tensors(const struct import *x, struct checkpoint_writer *w, struct error *e) {
@@ -265,23 +267,25 @@ static bool write_yaml(const struct import *x, const char *path, struct error *e
   return good;
 }
 
-static bool make(struct import *x, const char *folder, const char *yaml, struct error *e) {
+static bool make(struct import *x, const char *folder, const char *yaml, enum checkpoint_compression compression, struct error *e) {
   char *config = whole_config(x, e), *meta = config ? meta_text(x, config) : NULL;
   if (config && !meta) error_set(e, ERROR_SYSTEM, "out of memory");
-  struct checkpoint_writer *w = meta ? checkpoint_create(folder, 0, e) : NULL;
+  struct threads *threads = meta ? threads_create(threads_available() < MOST_THREADS ? threads_available() : MOST_THREADS, e) : NULL;
+  struct checkpoint_writer *w = threads ? checkpoint_create(folder, 0, compression, threads, e) : NULL;
   bool good = w != NULL;
   if (w) {
     good = take_tensors(x, w, e) && (!yaml || write_yaml(x, yaml, e));
     good = checkpoint_finish(w, good ? meta : NULL, e) && good;
   }
+  threads_destroy(threads);
   free(config);
   free(meta);
   return good;
 }
 
-bool import_llama(const char *from, const char *folder, const char *yaml, struct error *e) {
+bool import_llama(const char *from, const char *folder, const char *yaml, enum checkpoint_compression compression, struct error *e) {
   struct import x = {.from = from};
-  const bool good = look(&x, e) && make(&x, folder, yaml, e);
+  const bool good = look(&x, e) && make(&x, folder, yaml, compression, e);
   if (good)
     log_info("%s/step-00000000: %" PRId64 " parameters in %d tensors, %s", folder, model_config_param_count(&x.llama.model), x.n,
              x.dtype == DTYPE_F32 ? "FP32" : "BF16");

@@ -7,8 +7,7 @@
 /* The meta text of a checkpoint of this run (state_meta.c); malloc'ed, NULL: out of memory. */
 char *state_meta(const struct run *run);
 
-/* Which checkpoint a start goes on from (state_find.c): rank 0 chooses, the others open
- * what it chose.  *out NULL and true: a fresh start. */
+/* Which checkpoint a start goes on from (state_find.c): all ranks together, the same.  *out NULL and true: a fresh start. */
 bool state_choose(struct run *run, enum resume_kind kind, const char *path, struct checkpoint **out, struct error *e);
 
 #endif
