@@ -14,16 +14,22 @@ BASE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_siz
 # What each case changes, and its positions.
 CASES = {"gqa": ({}, 20), "tied": ({"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True}, 20),
          "llama3": ({"rope_theta": 500000.0, "rope_scaling": ROPE, "num_key_value_heads": 1}, 40)}
+# One that looks far back: 20,000 positions, of which the golden file has the last ones.
+FAR = {"far": ({"vocab_size": 258, "rope_theta": 500000.0, "rope_scaling": {**ROPE, "original_max_position_embeddings": 8192}, "num_attention_heads": 2,
+                "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 131072, "bos_token_id": 256, "eos_token_id": 257}, 20000)}
+FAR_ROWS = 4
 
 ELEMENT = {"F32": 4, "BF16": 2, "F16": 2}
 
 
 def config(case):
-    return {**BASE, **CASES[case][0]}
+    return {**BASE, **{**CASES, **FAR}[case][0]}
 
 
 def ids(case):
     r = random.Random("ids " + case)
+    if case in FAR:  # a text of printable bytes after BOS
+        return [256] + [32 + int(r.random() * 95) for _ in range(FAR[case][1] - 1)]
     return [int(r.random() * BASE["vocab_size"]) for _ in range(CASES[case][1])]
 
 
