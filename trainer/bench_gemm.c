@@ -8,6 +8,7 @@
 #include "kernels/cpu/cpu.h"
 #include "model/linears.h"
 #include "trainer/bench.h"
+#include "trainer/machine.h"
 #include "trainer/plan.h"
 #include "trainer/record.h"
 
@@ -24,6 +25,7 @@ struct product {
 
 struct run_of {
   struct device *d;
+  int times; /* contractions between two synchronisations */
   struct matrix out, source[2];
   struct operand operand[2];
 };
@@ -32,6 +34,8 @@ struct run_of {
 struct roofs {
   double fma;         /* register loop */
   double contraction; /* of BF16 operands at their best, where another unit than the FMA's serves them; else 0 */
+  const struct machine *gpu; /* data-sheet peaks; NULL: the CPU, or a GPU that is not listed */
+  double measured;           /* of BF16 operands on this GPU by others' programs; 0: not known */
 };
 
 static bool make_operand(struct run_of *r, int i, const struct product *p, struct error *e) {
@@ -73,20 +77,45 @@ static void release(struct run_of *r) {
 
 static bool contract(void *context, struct error *e) {
   struct run_of *r = context;
-  r->d->k->contract(r->d, &r->out, &r->operand[0], &r->operand[1], NULL);
+  for (int i = 0; i < r->times; i++) r->d->k->contract(r->d, &r->out, &r->operand[0], &r->operand[1], NULL);
   return r->d->k->synchronize(r->d, e);
+}
+
+static double flops(const struct product *p) { return 2.0 * (double)p->m * (double)p->n * (double)p->k; }
+
+static double rate(const struct product *p, double seconds) { return flops(p) / seconds; }
+
+/* A GPU is waited for after so many contractions as last some 20 ms of it, so that
+ * launches and waiting do not count. */
+static int times_of(const struct device *d, const struct product *p) {
+  if (strcmp(d->k->backend, "cpu") == 0) return 1;
+  const double n = 20e-3 * 500e12 / flops(p);
+  return n < 1 ? 1 : n > 1000 ? 1000 : (int)n;
 }
 
 static bool measure(const struct bench *b, struct device *d, const struct product *p, struct bench_seconds *s,
                     struct error *e) {
-  struct run_of r = {.d = d, .out = {.dtype = p->type, .rows = p->m, .cols = p->n}};
+  struct run_of r = {.d = d, .times = times_of(d, p), .out = {.dtype = p->type, .rows = p->m, .cols = p->n}};
   bool good = bench_random(d, &r.out, 3, e) && make_operand(&r, 0, p, e) && make_operand(&r, 1, p, e) && bench_measure(b, 0, contract, &r, s, e);
   release(&r);
-  return good;
+  if (!good) return false;
+  s->median /= r.times;
+  s->least /= r.times;
+  s->most /= r.times;
+  return true;
 }
 
-static double rate(const struct product *p, double seconds) {
-  return 2.0 * (double)p->m * (double)p->n * (double)p->k / seconds;
+/* The peak of the GPU's maker, and what an 8192^3 product of random BF16 numbers by
+ * PyTorch reached on an H200: 769 to 798 TFLOP/s. */
+static void gpu_roofs(const struct bench *b, struct roofs *r, const char *described) {
+  char product[64];
+  if (sscanf(described, "GPU %*d: %63[^,]", product) != 1 || !(r->gpu = machine_of_product(product))) {
+    bench_title(b, "roof: none is known of this GPU");
+    return;
+  }
+  if (r->gpu == machine_named("h200")) r->measured = 790e12;
+  bench_title(b, "roof: %s, %.0f TF/s of BF16, dense (data sheet)", r->gpu->title, r->gpu->bf16_flops * 1e-12);
+  if (r->measured > 0) bench_title(b, "      in brackets: of %.0f TF/s, an 8192^3 product by PyTorch", r->measured * 1e-12);
 }
 
 /* AMX has no register loop of its own here: its roof is the contraction at its best. */
@@ -95,7 +124,10 @@ static bool find_roofs(const struct bench *b, struct device *d, struct roofs *r,
   char text[256];
   d->k->describe(d, text, sizeof text);
   bench_title(b, "backend %s: %s", d->k->backend, text);
-  if (strcmp(d->k->backend, "cpu") != 0) return true;
+  if (strcmp(d->k->backend, "cpu") != 0) {
+    gpu_roofs(b, r, text);
+    return true;
+  }
   r->fma = cpu_peak_fma(d);
   bench_title(b, "roof: FP32 FMA loop in registers, %.1f GF/s", r->fma * 1e-9);
   if (strcmp(cpu_isa_name(), "amx-bf16") != 0) return true;
@@ -116,7 +148,8 @@ static bool row(const struct bench *b, struct device *d, const struct roofs *roo
   struct bench_seconds s;
   char words_a[ENCODING_TEXT], words_b[ENCODING_TEXT];
   if (!measure(b, d, p, &s, e)) return false;
-  const double roof = roofs->contraction > 0 && p->type == DTYPE_BF16 ? roofs->contraction : roofs->fma;
+  const bool bf16 = p->type == DTYPE_BF16, gpu = strcmp(d->k->backend, "cpu") != 0;
+  const double roof = roofs->gpu && bf16 ? roofs->gpu->bf16_flops : roofs->contraction > 0 && bf16 ? roofs->contraction : roofs->fma;
   json_t *o = json_object();
   encoding_text(&p->a, words_a, sizeof words_a);
   encoding_text(&p->b, words_b, sizeof words_b);
@@ -129,12 +162,13 @@ static bool row(const struct bench *b, struct device *d, const struct roofs *roo
   record_integer(o, "n", p->n);
   record_integer(o, "k", p->k);
   record_real(o, "flops_per_second", rate(p, s.median));
-  record_text(o, "roof", roof == 0 ? "none" : roof == roofs->fma ? "fma" : "contraction");
+  record_text(o, "roof", roof == 0 ? "none" : roofs->gpu ? "gpu" : roof == roofs->fma ? "fma" : "contraction");
   record_real(o, "roof_flops_per_second", roof);
-  char percent[16] = "";
+  char percent[40] = "";
   if (roof > 0) snprintf(percent, sizeof percent, "%5.1f%%", 100 * rate(p, s.median) / roof);
-  bench_row(b, o, &s, "%-8s %-6s %6" PRId64 " %6" PRId64 " %6" PRId64 "  %9.3f ms  %9.1f GF/s  %s  %s x %s", p->site, p->pass, p->m, p->n,
-            p->k, s.median * 1e3, rate(p, s.median) * 1e-9, percent, words_a, words_b);
+  if (roof > 0 && roofs->measured > 0) snprintf(percent, sizeof percent, "%5.1f%% (%.1f%%)", 100 * rate(p, s.median) / roof, 100 * rate(p, s.median) / roofs->measured);
+  bench_row(b, o, &s, "%-8s %-6s %6" PRId64 " %6" PRId64 " %6" PRId64 "  %9.3f ms  %9.1f %s  %s  %s x %s", p->site, p->pass, p->m, p->n,
+            p->k, s.median * 1e3, rate(p, s.median) * (gpu ? 1e-12 : 1e-9), gpu ? "TF/s" : "GF/s", percent, words_a, words_b);
   return true;
 }
 
@@ -174,7 +208,8 @@ static bool fits(const struct product *p, struct error *e) {
 static bool run_routes(const struct bench *b, struct device *d, const struct extent *x, const struct roofs *roofs, struct error *e) {
   static const char *const usual[] = {"bf16", "mxfp4-row-sr"}, *const squares[] = {"256,256,256", "1024,1024,1024", "2048,2048,2048"};
   const struct argument_list *l = &b->a.routes, *s = &b->a.shapes;
-  for (int i = 0; i < (l->n ? l->n : 2); i++) {
+  const int n_usual = strcmp(d->k->backend, "cpu") == 0 ? 2 : 1; /* GPUs: plain operands */
+  for (int i = 0; i < (l->n ? l->n : n_usual); i++) {
     struct route r;
     if (!route_named(l->n ? l->item[i] : usual[i], b->config ? (int)b->config->model.shape.n_layers : 8, &r, e)) return false;
     for (int i_role = 0; i_role < LINEAR_SITES * OPERAND_ROLE_COUNT; i_role++) {
