@@ -89,6 +89,8 @@ MODEL_UNITS   = $(patsubst tests/%.cu,$(BUILD)/model/tests/%,$(wildcard tests/cu
 MODEL_SOURCES = $(filter-out kernels/cuda/gemm.cu,$(wildcard kernels/cuda/*.cu kernels/sm90/*.cu kernels/cuda/model/*.cpp kernels/sm90/*.cpp))
 MODEL_OBJECTS = $(addprefix $(BUILD)/model/,$(addsuffix .o,$(basename $(MODEL_SOURCES))))
 endif
+# A GPU has them too (make check-gpu), but for those of the model itself.
+GPU_TESTS  = $(patsubst tests/%.cu,$(BUILD)/gpu/%,$(filter-out tests/cuda_model_test.cu tests/cuda_device_test.cu,$(wildcard tests/cuda_*_test.cu tests/sm90_*_test.cu)))
 CXX        = g++
 MODELFLAGS = -std=c++17 -D_GNU_SOURCE -DFP4D_CUDA_MODEL -Wall -Wextra -Wconversion -Wshadow -Werror -Wno-unknown-pragmas $(NUMERICS) -O2 -g \
              -fsanitize=undefined -fno-sanitize-recover=undefined $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3) -I. -pthread
@@ -96,7 +98,7 @@ MODELFLAGS = -std=c++17 -D_GNU_SOURCE -DFP4D_CUDA_MODEL -Wall -Wextra -Wconversi
 # One rank of the worlds that tests/*_test.py launch with mpirun: tests/*_main.c.
 WORLDS     = $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*_main.c))
 
-.PHONY: all lib plugin help units unit worlds bench-gemm bench-quantise bundle deps demo check clean
+.PHONY: gpu-tests check-gpu all lib plugin help units unit worlds bench-gemm bench-quantise bundle deps demo check clean
 ifeq ($(CROSS),aarch64)
 all: lib
 else
@@ -136,6 +138,12 @@ $(BUILD)/trainer/version.o: $(if $(filter $(VERSION),$(file <$(BUILD)/version)),
 force:
 	@mkdir -p $(BUILD); printf '%s' '$(VERSION)' > $(BUILD)/version
 
+# Which backends there are: anew when nvcc came or went.
+$(BUILD)/kernels/device.o: $(if $(filter with:$(CUDA),$(file <$(BUILD)/cuda)),,force-cuda)
+.PHONY: force-cuda
+force-cuda:
+	@mkdir -p $(BUILD); printf '%s' 'with:$(CUDA)' > $(BUILD)/cuda
+
 $(BUILD)/include/xxhash.h:
 	@mkdir -p $(@D)
 	$(if $(PKGS),@pkg-config --exists $(PKGS) ompi-c || { echo "libraries are missing ($(PKGS) ompi-c): run 'make deps'"; exit 1; })
@@ -165,8 +173,34 @@ $(BUILD)/model/tests/%: $(BUILD)/model/tests/%.o $(MODEL_OBJECTS) $(LIBRARY)
 	$(SAY) LD $@
 	$(Q)$(CXX) -fsanitize=undefined -o $@ $^ $(LDLIBS)
 
-.SECONDARY: $(UNITS:%=%.o) $(WORLDS:%=%.o) $(MODEL_OBJECTS)
-units: $(UNITS)
+# The whole program on the host model: its GPU is one of sm_90a, or of sm_100a, whichever is asked for.
+MODEL_PROGRAM = $(BUILD)/model/fp4d
+$(BUILD)/model/kernels/device.o: kernels/device.c Makefile
+	@mkdir -p $(@D)
+	$(SAY) CC $< for the host model
+	$(Q)$(CC) $(CFLAGS) -DFP4D_CUDA -MMD -MP -c -o $@ $<
+
+$(MODEL_PROGRAM): $(BUILD)/trainer/main.o $(BUILD)/model/kernels/device.o $(MODEL_OBJECTS) $(LIBRARY)
+	$(SAY) LD $@
+	$(Q)$(CXX) -fsanitize=undefined -o $@ $^ $(LDLIBS)
+
+$(BUILD)/gpu/%.o: tests/%.cu Makefile
+	@mkdir -p $(@D)
+	$(SAY) NVCC $<
+	$(Q)$(CUDA) $(NVCCFLAGS) $(SM90) -c -o $@ $<
+
+$(BUILD)/gpu/%: $(BUILD)/gpu/%.o $(LIBRARY)
+	$(SAY) LD $@
+	$(Q)$(CXX) -o $@ $^ $(LDLIBS)
+
+gpu-tests: $(GPU_TESTS)
+check-gpu: ## the CUDA backend's tests on this machine's GPU (sm_90a)
+	@$(if $(CUDA),,echo "no nvcc was found (NVCC=PATH): there is no CUDA backend to test" >&2; exit 69)
+	@$(MAKE) -j$(JOBS) --no-print-directory all gpu-tests
+	@BUILD=$(BUILD) tests/check_gpu
+
+.SECONDARY: $(GPU_TESTS:%=%.o) $(UNITS:%=%.o) $(WORLDS:%=%.o) $(MODEL_OBJECTS)
+units: $(UNITS) $(if $(MODEL_UNITS),$(MODEL_PROGRAM))
 unit: $(UNITS) ## run the unit tests of this build
 	@LSAN_OPTIONS=suppressions=$(CURDIR)/tests/lsan.supp:print_suppressions=0 tests/run $(if $(RUNNER),--with '$(RUNNER)') $(UNITS)
 
@@ -215,4 +249,4 @@ check: ## every test; the last line is "N passed, N failed"
 clean: ## remove the build
 	rm -rf $(BUILD)
 
--include $(MODEL_OBJECTS:.o=.d) $(OBJECTS:.o=.d) $(UNITS:%=%.d) $(WORLDS:%=%.d) $(BUILD)/trainer/main.d
+-include $(GPU_TESTS:%=%.d) $(BUILD)/model/kernels/device.d $(MODEL_OBJECTS:.o=.d) $(OBJECTS:.o=.d) $(UNITS:%=%.d) $(WORLDS:%=%.d) $(BUILD)/trainer/main.d

@@ -32,5 +32,7 @@ void cuda_contract(struct device *dd, struct matrix *out, const struct operand *
   struct cuda_device *d = cuda_of(dd);
   struct device *cpu = d->gemm->cpu;
   cpu->k->set_scratch(cpu, d->scratch, d->scratch_bytes);
+  cuda_model_enter();
   cpu->k->contract(cpu, out, a, b, add);
+  cuda_model_leave();
 }

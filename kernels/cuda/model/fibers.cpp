@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "kernels/cuda/model/block.h"
+#include "kernels/cuda/model/runtime.h"
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -82,7 +83,7 @@ void bad_address(int, siginfo_t *info, void *) {
   int n = snprintf(line, sizeof line, "%s\n",
                    at >= shared_area && at < shared_area + SHARED_AREA + PAGE ? "an address outside its dynamic shared memory"
                    : at >= stacks && at < stacks + (size_t)STACK * CUDA_MODEL_BLOCK_MAX ? "more local memory than the model has"
-                                                                                       : "an address outside every allocation");
+                                                                                       : "an address outside every allocation, or of device memory outside a kernel");
   if (write(STDERR_FILENO, line, (size_t)n) != n) _exit(71);
   _exit(70);
 }
@@ -340,9 +341,11 @@ void cuda_model_launch(const char *name, dim3 grid, dim3 block, size_t dynamic, 
     }
     if (a == 1) break;
   }
+  cuda_model_enter();
   for (uint64_t i = 0, at = first; i < n; i++, at = (at + step) % n) {
     blockIdx = uint3{(unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y)};
     run_block();
   }
+  cuda_model_leave();
   kernel = NULL;
 }

@@ -11,13 +11,32 @@ namespace {
 /* Before each allocation: one page that says how large it is. */
 struct head {
   size_t asked, mapped;
+  struct head *before, *after;
 };
 enum { PAGE = 4096, SLACK = 0xFF };
 size_t in_use;
+head *first;
+
+/* Calls that let the device's memory be read and written, and have not ended. */
+int inside;
+
+void protect(const head *h) {
+  mprotect(reinterpret_cast<char *>(const_cast<head *>(h)) + PAGE, h->mapped - 2 * PAGE, inside ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
 
 size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
+
+void cuda_model_enter() {
+  if (inside++) return;
+  for (const head *h = first; h; h = h->after) protect(h);
+}
+
+void cuda_model_leave() {
+  if (--inside) return;
+  for (const head *h = first; h; h = h->after) protect(h);
+}
 
 const char *cudaGetErrorName(cudaError_t e) {
   switch (e) {
@@ -95,8 +114,11 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
   char *end = static_cast<char *>(area) + PAGE + inner, *begin = end - rounded(bytes);
   mprotect(end, PAGE, PROT_NONE);
   memset(static_cast<char *>(area) + PAGE, SLACK, inner);
-  *static_cast<head *>(area) = head{bytes, mapped};
-  mprotect(area, PAGE, PROT_READ);
+  head *h = static_cast<head *>(area);
+  *h = head{bytes, mapped, NULL, first};
+  if (first) first->before = h;
+  first = h;
+  protect(h);
   in_use += bytes;
   *p = begin;
   return cudaSuccess;
@@ -107,6 +129,9 @@ cudaError_t cudaFree(void *p) {
   char *begin = static_cast<char *>(p);
   char *area = begin - (uintptr_t)begin % PAGE - PAGE;
   const head h = *reinterpret_cast<head *>(area);
+  (h.before ? h.before->after : first) = h.after;
+  if (h.after) h.after->before = h.before;
+  mprotect(area, h.mapped - PAGE, PROT_READ);
   for (const char *c = area + PAGE; c < area + h.mapped - PAGE; c++)
     if ((c < begin || c >= begin + h.asked) && *c != (char)SLACK)
       cuda_model_fail("an allocation of %zu bytes was written outside, at byte %td", h.asked, c - begin);
@@ -126,11 +151,15 @@ cudaError_t cudaFreeHost(void *p) {
 }
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t) {
+  cuda_model_enter();
   memset(p, value, bytes);
+  cuda_model_leave();
   return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  cuda_model_enter();
   memcpy(to, from, bytes);
+  cuda_model_leave();
   return cudaSuccess;
 }

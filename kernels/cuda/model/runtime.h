@@ -1,7 +1,8 @@
 /* The host model of CUDA: what kernels/cuda takes of the runtime's API, over
  * ordinary memory and in order.  Allocations begin as rubbish (0xFF: NaN) and end
  * at a page that may not be touched, but for at most 255 bytes that are looked at
- * on release. */
+ * on release.  Only kernels and copies reach them: anyone else's read or write of
+ * device memory ends the process. */
 #ifndef FP4D_KERNELS_CUDA_MODEL_RUNTIME_H
 #define FP4D_KERNELS_CUDA_MODEL_RUNTIME_H
 
@@ -55,5 +56,9 @@ struct cuda_model_machine {
   cudaError_t fault;
 };
 extern cuda_model_machine cuda_model_machine;
+
+/* Between them the device's memory can be read and written; pairs may nest. */
+void cuda_model_enter();
+void cuda_model_leave();
 
 #endif

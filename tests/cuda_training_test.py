@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""A short training on a CUDA backend beside the same one on the CPU backend.
+
+`make check` runs it on the host model of CUDA (build/model/fp4d), where contractions are the CPU's;
+`make check-gpu` with GPU=1 on a GPU (build/fp4d).  BUILD names the build folder (default build).  Prints
+"ok NAME" or "not ok NAME: why"; exit status 0 iff all are ok.  Contractions, attention and the loss
+differ in the order of their sums alone, so the losses are close; a run must repeat to the bit.
+"""
+import os
+import sys
+
+from fp4d import BUILD, PREEMPTED, PROGRAM, Place, check, main, same
+
+BACKEND = os.environ.get("BACKEND", "sm90")
+UPDATES = 6
+
+place = Place(program=PROGRAM if os.environ.get("GPU") else os.path.join(BUILD, "model", "fp4d"), **{"model.hidden_size": 128, "model.n_heads": 2, "train.seq_len": 64, "train.global_batch": 4, "validation.samples": 2,
+                 "train.updates": UPDATES, "route": "bf16", "train.param_dtype": "bf16"})
+
+
+def run(name, backend, **more):
+    if not os.path.exists(place.at(name)):
+        place.run(name, {"run.backend": backend, **more})
+    return place.column(name, "loss")
+
+
+def test_losses_follow_the_cpu():
+    cpu, gpu = run("cpu", "cpu"), run("gpu", BACKEND)
+    check(len(cpu) == len(gpu) == UPDATES, "an update each", str((cpu, gpu)))
+    # The first loss has one forward pass of differences, the last one all updates'.
+    for i, (a, b) in enumerate(zip(cpu, gpu)):
+        bound = 2e-3 if i == 0 else 2e-2
+        check(abs(a - b) <= bound * a, f"update {i + 1}: {b} beside {a}, within {bound:g}", str((cpu, gpu)))
+    check(gpu[-1] < gpu[0] - 0.1, "it learns", str(gpu))
+    a, b = place.column("cpu", "grad_norm")[0], place.column("gpu", "grad_norm")[0]
+    check(abs(a - b) <= 2e-2 * a, f"first gradient's norm: {b} beside {a}")
+
+
+def test_recomputing_changes_no_bit():
+    run("gpu", BACKEND)
+    run("gpu-recompute", BACKEND, **{"train.recompute": "all"})
+    same(place.updates("gpu"), place.updates("gpu-recompute"), "updates of recompute: all")
+
+
+def test_the_same_run_has_the_same_bits():
+    run("gpu", BACKEND)
+    run("gpu-again", BACKEND)
+    same(place.updates("gpu"), place.updates("gpu-again"), "updates")
+
+
+def test_a_resume_has_the_same_bits():
+    run("gpu", BACKEND)
+    place.train("gpu-resumed", {"run.backend": BACKEND, "run.stop_after_update": UPDATES // 2}).expect(PREEMPTED)
+    place.run("gpu-resumed", {"run.backend": BACKEND})
+    same(place.updates("gpu"), place.updates("gpu-resumed"), "updates")
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals(), place.close))
