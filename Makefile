@@ -178,7 +178,7 @@ MODEL_PROGRAM = $(BUILD)/model/fp4d
 $(BUILD)/model/kernels/device.o: kernels/device.c Makefile
 	@mkdir -p $(@D)
 	$(SAY) CC $< for the host model
-	$(Q)$(CC) $(CFLAGS) -DFP4D_CUDA -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CFLAGS) -DFP4D_CUDA -DFP4D_CUDA_MODEL -MMD -MP -c -o $@ $<
 
 $(MODEL_PROGRAM): $(BUILD)/trainer/main.o $(BUILD)/model/kernels/device.o $(MODEL_OBJECTS) $(LIBRARY)
 	$(SAY) LD $@

@@ -26,7 +26,7 @@ struct device *device_open_rank(const char *backend, int threads, int local_rank
 
 struct device *device_open(const char *backend, int threads, struct error *e) { return device_open_rank(backend, threads, 0, e); }
 
-#ifndef FP4D_CUDA
+#if !defined(FP4D_CUDA) || defined(FP4D_CUDA_MODEL) /* the host model's GPU is none of the machine's */
 static bool without_cuda(struct error *e) { return error_set(e, ERROR_DEVICE, "this program was built without CUDA"); }
 
 bool gpus_find(struct gpus_found *out, struct error *e) {

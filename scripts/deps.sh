@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs the Debian/Ubuntu packages that fp4d is built, demonstrated and
-# tested with, when it may; otherwise prints the one command to run.
+# tested with, when it may; otherwise prints the one command to run.  The CUDA toolkit
+# is not among them: the CUDA backends are built where it is installed (docs/gpu.md).
 #   scripts/deps.sh build|demo|check     (each includes the ones before it)
 set -eu
 

@@ -9,13 +9,15 @@ differ in the order of their sums alone, so the losses are close; a run must rep
 import os
 import sys
 
-from fp4d import BUILD, PREEMPTED, PROGRAM, Place, check, main, same
+from fp4d import BUILD, PREEMPTED, PROGRAM, Place, Skipped, check, main, same
 
 BACKEND = os.environ.get("BACKEND", "sm90")
-UPDATES = 6
+GPU = bool(os.environ.get("GPU"))
+UPDATES = 40 if GPU else 2  # the model takes seconds for each
 
-place = Place(program=PROGRAM if os.environ.get("GPU") else os.path.join(BUILD, "model", "fp4d"), **{"model.hidden_size": 128, "model.n_heads": 2, "train.seq_len": 64, "train.global_batch": 4, "validation.samples": 2,
-                 "train.updates": UPDATES, "route": "bf16", "train.param_dtype": "bf16"})
+place = Place(program=PROGRAM if GPU else os.path.join(BUILD, "model", "fp4d"), **{
+    "model.hidden_size": 128, "model.n_heads": 2, "train.seq_len": 64, "train.global_batch": 4, "validation.samples": 2,
+    "train.updates": UPDATES, "optimizer.warmup_updates": 1, "route": "bf16", "train.param_dtype": "bf16"})
 
 
 def run(name, backend, **more):
@@ -27,28 +29,36 @@ def run(name, backend, **more):
 def test_losses_follow_the_cpu():
     cpu, gpu = run("cpu", "cpu"), run("gpu", BACKEND)
     check(len(cpu) == len(gpu) == UPDATES, "an update each", str((cpu, gpu)))
-    # The first loss has one forward pass of differences, the last one all updates'.
+    # The first loss has one forward pass of differences, the others those of updates before.
     for i, (a, b) in enumerate(zip(cpu, gpu)):
-        bound = 2e-3 if i == 0 else 2e-2
+        bound = 2e-3 if i == 0 else 5e-2
         check(abs(a - b) <= bound * a, f"update {i + 1}: {b} beside {a}, within {bound:g}", str((cpu, gpu)))
-    check(gpu[-1] < gpu[0] - 0.1, "it learns", str(gpu))
+    check(not GPU or gpu[-1] < gpu[0] - 0.5, "it learns", str(gpu))
     a, b = place.column("cpu", "grad_norm")[0], place.column("gpu", "grad_norm")[0]
     check(abs(a - b) <= 2e-2 * a, f"first gradient's norm: {b} beside {a}")
 
 
+def on_a_gpu():
+    if not GPU:
+        raise Skipped("on a GPU (make check-gpu)")
+
+
 def test_recomputing_changes_no_bit():
+    on_a_gpu()
     run("gpu", BACKEND)
     run("gpu-recompute", BACKEND, **{"train.recompute": "all"})
     same(place.updates("gpu"), place.updates("gpu-recompute"), "updates of recompute: all")
 
 
 def test_the_same_run_has_the_same_bits():
+    on_a_gpu()
     run("gpu", BACKEND)
     run("gpu-again", BACKEND)
     same(place.updates("gpu"), place.updates("gpu-again"), "updates")
 
 
 def test_a_resume_has_the_same_bits():
+    on_a_gpu()
     run("gpu", BACKEND)
     place.train("gpu-resumed", {"run.backend": BACKEND, "run.stop_after_update": UPDATES // 2}).expect(PREEMPTED)
     place.run("gpu-resumed", {"run.backend": BACKEND})

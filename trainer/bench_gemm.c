@@ -107,9 +107,8 @@ static bool measure(const struct bench *b, struct device *d, const struct produc
 
 /* The peak of the GPU's maker, and what an 8192^3 product of random BF16 numbers by
  * PyTorch reached on an H200: 769 to 798 TFLOP/s. */
-static void gpu_roofs(const struct bench *b, struct roofs *r, const char *described) {
-  char product[64];
-  if (sscanf(described, "GPU %*d: %63[^,]", product) != 1 || !(r->gpu = machine_of_product(product))) {
+static void gpu_roofs(const struct bench *b, struct roofs *r, const struct device *d) {
+  if (!(r->gpu = machine_of_device(d))) {
     bench_title(b, "roof: none is known of this GPU");
     return;
   }
@@ -125,7 +124,7 @@ static bool find_roofs(const struct bench *b, struct device *d, struct roofs *r,
   d->k->describe(d, text, sizeof text);
   bench_title(b, "backend %s: %s", d->k->backend, text);
   if (strcmp(d->k->backend, "cpu") != 0) {
-    gpu_roofs(b, r, text);
+    gpu_roofs(b, r, d);
     return true;
   }
   r->fma = cpu_peak_fma(d);

@@ -24,6 +24,9 @@ const struct machine *machine_list(int *n);
 /* The machine that a GPU's product name ("NVIDIA H200") means; NULL: unknown, or a
  * variant (PCIe, NVL, a MIG slice) with other peaks. */
 const struct machine *machine_of_product(const char *product);
+/* The same of the GPU that a device is; NULL for the cpu backend, too. */
+struct device;
+const struct machine *machine_of_device(const struct device *d);
 
 /* "cpu": this machine with so many threads, its BF16 contraction and a copy in
  * memory measured now (a fraction of a second). The title lives until the next call. */

@@ -78,3 +78,10 @@ bool machine_here(int threads, struct machine *out, struct error *e) {
   d->k->close(d);
   return good;
 }
+
+const struct machine *machine_of_device(const struct device *d) {
+  char text[256], product[64];
+  if (strcmp(d->k->backend, "cpu") == 0) return NULL;
+  d->k->describe(d, text, sizeof text);
+  return sscanf(text, "GPU %*d: %63[^,]", product) == 1 ? machine_of_product(product) : NULL;
+}

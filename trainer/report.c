@@ -209,6 +209,8 @@ json_t *report_start(struct run *run, bool resumed) {
 double report_peak_flops(struct run *run) {
   const struct kernels *k = run->device->k;
   if (run->config.log.peak_flops > 0) return run->config.log.peak_flops;
+  const struct machine *gpu = machine_of_device(run->device);
+  if (gpu) return gpu->bf16_flops;
 
   /* The gradient buffer is free before the first update: operands and result
    * of a square contraction lie in it. */

@@ -33,8 +33,9 @@ void report_line(const struct run *run, const struct update_report *r);
  * backend, memory by category, and the formats that are actually executed. */
 json_t *report_start(struct run *run, bool resumed);
 
-/* FLOP/s that one rank could reach: log.peak_flops, else measured with the
- * backend's own BF16 contraction (a few large ones; the best counts). */
+/* FLOP/s that one rank could reach: log.peak_flops, else the data sheet's BF16 peak of
+ * a GPU that is listed (machine.h), else measured with the backend's own BF16
+ * contraction (a few large ones; the best counts). */
 double report_peak_flops(struct run *run);
 
 #endif

@@ -119,7 +119,7 @@ struct device *cuda_open(const char *backend, int ordinal, struct error *e);
 
 #ifdef FP4D_CUDA_MODEL
 /* The host model's device: the whole table over host memory; `contract` is the
- * CPU's.  It opens where cuda_open would refuse a backend that lacks operations. */
+ * CPU's.  The machine becomes one that the backend is for. */
 struct device *cuda_model_open(const char *backend, struct error *e);
 #endif
 

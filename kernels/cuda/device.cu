@@ -154,35 +154,6 @@ struct kernels hopper_table() {
 const struct kernels sm90_table = hopper_table();
 const struct kernels sm100_table = shared_table("sm100");
 
-/* The first operation that a table lacks; NULL: none.  attention_gradient belongs to
- * formats that cuda_refuse_attention refuses, add_rmsnorm_forward_cast may be absent. */
-const char *missing(const struct kernels *k) {
-  const struct {
-    const char *name;
-    bool has;
-  } operations[] = {
-      {"quantise", k->quantise != NULL},
-      {"embedding_forward", k->embedding_forward != NULL},
-      {"embedding_backward", k->embedding_backward != NULL},
-      {"add_rmsnorm_forward", k->add_rmsnorm_forward != NULL},
-      {"add_rmsnorm_backward", k->add_rmsnorm_backward != NULL},
-      {"rope_forward", k->rope_forward != NULL},
-      {"rope_backward", k->rope_backward != NULL},
-      {"attention_forward", k->attention_forward != NULL},
-      {"attention_backward", k->attention_backward != NULL},
-      {"swiglu_forward", k->swiglu_forward != NULL},
-      {"swiglu_backward", k->swiglu_backward != NULL},
-      {"contract", k->contract != NULL},
-      {"cross_entropy", k->cross_entropy != NULL},
-      {"adamw_update", k->adamw_update != NULL},
-      {"measure", k->measure != NULL},
-      {"sum", k->sum != NULL},
-  };
-  for (const auto &o : operations)
-    if (!o.has) return o.name;
-  return NULL;
-}
-
 bool choose_gpu(struct cuda_device *d, const char *backend, struct error *e) {
   int count = 0;
   const cudaError_t code = cudaGetDeviceCount(&count);
@@ -232,7 +203,9 @@ bool choose_gpu(struct cuda_device *d, const char *backend, struct error *e) {
   return true;
 }
 
-struct device *open_any(const char *backend, int ordinal, bool whole, struct error *e) {
+}  // namespace
+
+extern "C" struct device *cuda_open(const char *backend, int ordinal, struct error *e) {
   const struct kernels *table = strcmp(backend, "sm90") == 0 ? &sm90_table : strcmp(backend, "sm100") == 0 ? &sm100_table : NULL;
   if (!table) {
     error_set(e, ERROR_DEVICE, "backend \"%s\" is no CUDA backend", backend);
@@ -245,24 +218,15 @@ struct device *open_any(const char *backend, int ordinal, bool whole, struct err
   }
   d->device.k = table;
   d->ordinal = ordinal;
-  bool good = choose_gpu(d, backend, e);
-  if (good && whole && missing(table)) {
-    error_set(e, ERROR_DEVICE, "backend \"%s\" has no %s yet", backend, missing(table));
-    good = error_hint(e, "set run.backend to cpu");
-  }
-  if (good && cuda_contract_open(d, e)) return &d->device;
+  if (choose_gpu(d, backend, e) && cuda_contract_open(d, e)) return &d->device;
   close_device(&d->device);
   return NULL;
 }
 
-}  // namespace
-
-extern "C" struct device *cuda_open(const char *backend, int ordinal, struct error *e) { return open_any(backend, ordinal, true, e); }
-
 #ifdef FP4D_CUDA_MODEL
 extern "C" struct device *cuda_model_open(const char *backend, struct error *e) {
   cuda_model_machine.major = strcmp(backend, "sm100") == 0 ? 10 : 9;
-  return open_any(backend, 0, false, e);
+  return cuda_open(backend, 0, e);
 }
 #endif
 

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include <mutex>
+
 struct cuda_model_machine cuda_model_machine = {1, 9, 0, 4, 13000, (size_t)4 << 30, cudaSuccess};
 
 namespace {
@@ -17,8 +19,9 @@ enum { PAGE = 4096, SLACK = 0xFF };
 size_t in_use;
 head *first;
 
-/* Calls that let the device's memory be read and written, and have not ended. */
+/* Calls that let the device's memory be read and written, and have not ended, of any thread. */
 int inside;
+std::mutex allocations;
 
 void protect(const head *h) {
   mprotect(reinterpret_cast<char *>(const_cast<head *>(h)) + PAGE, h->mapped - 2 * PAGE, inside ? PROT_READ | PROT_WRITE : PROT_NONE);
@@ -29,11 +32,13 @@ size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 }  // namespace
 
 void cuda_model_enter() {
+  const std::lock_guard<std::mutex> held(allocations);
   if (inside++) return;
   for (const head *h = first; h; h = h->after) protect(h);
 }
 
 void cuda_model_leave() {
+  const std::lock_guard<std::mutex> held(allocations);
   if (--inside) return;
   for (const head *h = first; h; h = h->after) protect(h);
 }
@@ -114,6 +119,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
   char *end = static_cast<char *>(area) + PAGE + inner, *begin = end - rounded(bytes);
   mprotect(end, PAGE, PROT_NONE);
   memset(static_cast<char *>(area) + PAGE, SLACK, inner);
+  const std::lock_guard<std::mutex> held(allocations);
   head *h = static_cast<head *>(area);
   *h = head{bytes, mapped, NULL, first};
   if (first) first->before = h;
@@ -128,6 +134,7 @@ cudaError_t cudaFree(void *p) {
   if (!p) return cudaSuccess;
   char *begin = static_cast<char *>(p);
   char *area = begin - (uintptr_t)begin % PAGE - PAGE;
+  const std::lock_guard<std::mutex> held(allocations);
   const head h = *reinterpret_cast<head *>(area);
   (h.before ? h.before->after : first) = h.after;
   if (h.after) h.after->before = h.before;
