@@ -16,6 +16,7 @@
 #include "model/problems.h"
 #include "trainer/config.h"
 #include "trainer/record.h"
+#include "trainer/state.h"
 #include "trainer/version.h"
 
 enum { MOST_THREADS = 8 }; /* that compress: files come in no faster */
@@ -238,7 +239,7 @@ static char *whole_config(const struct import *x, struct error *e) {
 
 static char *meta_text(const struct import *x, const char *config) {
   json_t *meta = json_object(), *imported = json_object();
-  record_integer(meta, "format", 1);
+  record_integer(meta, "format", STATE_META_FORMAT);
   record_integer(meta, "update", 0);
   record_integer(meta, "applied", 0);
   record_integer(meta, "samples", 0);

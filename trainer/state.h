@@ -10,6 +10,8 @@
 #include "checkpoints/checkpoint.h"
 #include "trainer/run.h"
 
+enum { STATE_META_FORMAT = 2 }; /* of a checkpoint's meta text, docs/formats.md */
+
 /* This rank's share, staged in the backend's host memory, whose pages are there from the
  * start, and who writes it; made once, at start-up. */
 struct state;

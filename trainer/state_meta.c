@@ -13,7 +13,6 @@
 #include "trainer/state_parts.h"
 #include "trainer/version.h"
 
-enum { META_FORMAT = 2 };
 
 static json_t *detector_to_json(const struct detector *d) {
   json_t *object = json_object(), *values = json_array();
@@ -64,7 +63,7 @@ static bool sources_from_json(struct run *run, const json_t *object) {
 
 char *state_meta(const struct run *run) {
   json_t *meta = json_object();
-  record_integer(meta, "format", META_FORMAT);
+  record_integer(meta, "format", STATE_META_FORMAT);
   record_integer(meta, "update", run->update);
   record_integer(meta, "applied", run->applied);
   record_integer(meta, "samples", run->samples > 0 ? data_order_index(&run->train_order, run->samples - 1) + 1 : 0);
@@ -112,7 +111,7 @@ bool state_read_counters(struct run *run, struct checkpoint *k, struct error *e)
   json_t *meta = json_loads(checkpoint_meta(k), 0, &where);
   if (!meta)
     return error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta is not JSON: %s", checkpoint_path(k), where.text);
-  bool good = (json_integer_value(json_object_get(meta, "format")) == META_FORMAT &&
+  bool good = (json_integer_value(json_object_get(meta, "format")) == STATE_META_FORMAT &&
                hash_parse(json_string_value(json_object_get(meta, "init_hash")), &run->init_hash)) ||
               error_set(e, ERROR_CHECKPOINT, "checkpoint %s: meta of another format", checkpoint_path(k));
   const struct config *c = &run->config;
