@@ -165,6 +165,7 @@ struct cuda_cublaslt {
              algo->layout[i].cols == layouts[i].cols && algo->layout[i].ld == layouts[i].ld;
     for (int i = 0; i < 4; i++) good = good && reinterpret_cast<uintptr_t>(pointers[i]) % algo->align[i] == 0;
     if (!good) return CUBLAS_STATUS_INVALID_VALUE;
+    cuda_model_enter();
     memset(workspace, 0xC3, 4096);
     for (uint64_t j = 0; j < n; j++)
       for (uint64_t i = 0; i < m; i++) {
@@ -179,6 +180,7 @@ struct cuda_cublaslt {
         if (d->type == CUDA_R_16BF) static_cast<uint16_t *>(D)[at] = bf16_encode(v);
         else static_cast<float *>(D)[at] = v;
       }
+    cuda_model_leave();
     return CUBLAS_STATUS_SUCCESS;
   }
 };
