@@ -244,6 +244,7 @@ struct device; /* opaque */
 
 struct kernels {
   const char *backend; /* "cpu", "sm90", "sm100" */
+  bool host_memory;    /* device pointers are ordinary memory, which the host may read and MPI may send */
 
   /* What the device computes with, for the run's record: "2 threads, contractions
    * by amx-bf16". */

@@ -9,7 +9,7 @@ differ in the order of their sums alone, so the losses are close; a run must rep
 import os
 import sys
 
-from fp4d import BUILD, PREEMPTED, PROGRAM, Place, Skipped, check, main, same
+from fp4d import BUILD, DEVICE, PREEMPTED, PROGRAM, Place, Skipped, check, main, same
 
 BACKEND = os.environ.get("BACKEND", "sm90")
 GPU = bool(os.environ.get("GPU"))
@@ -36,6 +36,13 @@ def test_losses_follow_the_cpu():
     check(not GPU or gpu[-1] < gpu[0] - 0.5, "it learns", str(gpu))
     a, b = place.column("cpu", "grad_norm")[0], place.column("gpu", "grad_norm")[0]
     check(abs(a - b) <= 2e-2 * a, f"first gradient's norm: {b} beside {a}")
+
+
+def test_several_ranks_are_refused():
+    """Nothing moves gradients from GPU to GPU yet: said, on every rank, before anything is computed."""
+    out = place.train("ranks", {"run.backend": BACKEND}, 2)
+    check(out.code == DEVICE and ("NCCL" in out.text or "GPU of its own" in out.text), f"exit code {out.code}", out.text)
+    check(not os.path.exists(place.at("ranks", "metrics.jsonl")), "no run began")
 
 
 def on_a_gpu():

@@ -17,6 +17,11 @@ static struct comm_part *parts_of(const struct run *run, void *buffer, enum dtyp
 
 bool shards_open(struct run *run, struct error *e) {
   if (run->world == 1) return true;
+  if (!run->device->k->host_memory) {
+    error_set(e, ERROR_DEVICE, "backend %s trains on one rank, %d were started: ranks exchange gradients through host memory alone, NCCL is not there yet",
+              run->device->k->backend, run->world);
+    return error_hint(e, "start one process, or set run.backend to cpu");
+  }
   run->gradient_parts = parts_of(run, model_gradients(run->model), model_gradient_dtype(run->model));
   run->weight_parts = parts_of(run, model_params(run->model), run->config.train.param_dtype);
   const bool good = (run->gradient_parts && run->weight_parts) || error_set(e, ERROR_SYSTEM, "out of memory");

@@ -80,6 +80,7 @@ static void close_device(struct device *d) {
 
 static const struct kernels table = {
     .backend = "cpu",
+    .host_memory = true,
     .describe = describe,
     .refuse_encoding = cpu_refuse_encoding,
     .refuse_attention = cpu_refuse_attention,

@@ -16,6 +16,7 @@ struct head {
   struct head *before, *after;
 };
 enum { PAGE = 4096, SLACK = 0xFF };
+const size_t PROTECTED = 4 << 20;
 size_t in_use;
 head *first;
 
@@ -23,8 +24,16 @@ head *first;
 int inside;
 std::mutex allocations;
 
+/* Of a large allocation the beginning alone: the system takes milliseconds for hundreds of megabytes. */
 void protect(const head *h) {
-  mprotect(reinterpret_cast<char *>(const_cast<head *>(h)) + PAGE, h->mapped - 2 * PAGE, inside ? PROT_READ | PROT_WRITE : PROT_NONE);
+  const size_t inner = h->mapped - 2 * PAGE;
+  mprotect(reinterpret_cast<char *>(const_cast<head *>(h)) + PAGE, inner < PROTECTED ? inner : PROTECTED,
+           inside ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+void look_at_slack(const char *from, const char *to, const char *begin, size_t asked) {
+  for (const char *c = from; c < to; c++)
+    if (*c != (char)SLACK) cuda_model_fail("an allocation of %zu bytes was written outside, at byte %td", asked, c - begin);
 }
 
 size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -139,9 +148,8 @@ cudaError_t cudaFree(void *p) {
   (h.before ? h.before->after : first) = h.after;
   if (h.after) h.after->before = h.before;
   mprotect(area, h.mapped - PAGE, PROT_READ);
-  for (const char *c = area + PAGE; c < area + h.mapped - PAGE; c++)
-    if ((c < begin || c >= begin + h.asked) && *c != (char)SLACK)
-      cuda_model_fail("an allocation of %zu bytes was written outside, at byte %td", h.asked, c - begin);
+  look_at_slack(area + PAGE, begin, begin, h.asked);
+  look_at_slack(begin + h.asked, area + h.mapped - PAGE, begin, h.asked);
   in_use -= h.asked;
   munmap(area, h.mapped);
   return cudaSuccess;

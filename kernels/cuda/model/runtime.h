@@ -2,7 +2,7 @@
  * ordinary memory and in order.  Allocations begin as rubbish (0xFF: NaN) and end
  * at a page that may not be touched, but for at most 255 bytes that are looked at
  * on release.  Only kernels and copies reach them: anyone else's read or write of
- * device memory ends the process. */
+ * device memory ends the process (of its first 4 MiB, where an allocation is larger). */
 #ifndef FP4D_KERNELS_CUDA_MODEL_RUNTIME_H
 #define FP4D_KERNELS_CUDA_MODEL_RUNTIME_H
 
