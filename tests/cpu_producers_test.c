@@ -483,7 +483,7 @@ TEST(bits_are_fixed) {
     cpu_rope_forward(dev[1], &dy, NULL, NULL, table, &s);
     cpu_rope_backward(dev[1], &(struct emission){.plain = &dx}, &f.residual, table, &s);
     CHECK_HASH(test_hash_matrix(test_hash_matrix(TEST_HASH_START, &dy), &dx), expected[i][3]);
-    drop(dy), drop(dx), drop(act), drop(d_gate_up), free(table);
+    drop(dy), drop(dx), drop(d_gain), drop(act), drop(d_gate_up), free(table);
     norm_drop(&f);
   }
 }
