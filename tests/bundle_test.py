@@ -102,13 +102,13 @@ def test_bare_system():
         raise Skipped("unshare is not allowed here")
     os.makedirs(root + "/dev")
     open(root + "/dev/null", "w").close()  # where no device can be made, a file takes what is thrown away
-    os.makedirs(root + "/work")
+    os.makedirs(root + "/home")
     shutil.copytree(bundle, root + "/opt/fp4d", symlinks=True)
     for name in ("tiny.yaml", "train.tokens", "validation.tokens"):
-        shutil.copy(place.at(name), root + "/work/")
+        shutil.copy(place.at(name), root + "/home/")
 
     def inside(*words):
-        command = [*apart, "chroot", root, shutil.which("env"), "-C", "/work", "PATH=/usr/bin:/bin", *words]
+        command = [*apart, "chroot", root, shutil.which("env"), "-C", "/home", "PATH=/usr/bin:/bin", *words]
         return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL)
 
     train = ["/opt/fp4d/bin/fp4d", "train", "tiny.yaml", "--set", "run.folder=bare", "--set", "train.updates=3",
