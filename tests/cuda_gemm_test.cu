@@ -65,12 +65,13 @@ static void contract(struct subject *s, struct matrix *out, const struct operand
 #endif
 }
 
-/* Small whole numbers: every sum is exact in FP32, in any order. */
-static struct matrix integers(enum dtype t, int64_t rows, int64_t cols, int key) {
+/* Whole numbers of -most..most, most 6 or less: every sum is exact in FP32, in any order. */
+static struct matrix integers_of(enum dtype t, int64_t rows, int64_t cols, int key, int most) {
   struct matrix m = rig_matrix(t, rows, cols);
-  for (int64_t i = 0; i < rows * cols; i++) rig_set(&m, i, (double)((i * 37 + i / cols * 11 + key) % 13) - 6);
+  for (int64_t i = 0; i < rows * cols; i++) rig_set(&m, i, (double)((i * 37 + i / cols * 11 + key) % (2 * most + 1)) - most);
   return m;
 }
+static struct matrix integers(enum dtype t, int64_t rows, int64_t cols, int key) { return integers_of(t, rows, cols, key, 6); }
 
 enum addend { ADD_NONE, ADD_OUT, ADD_SAME_TYPE, ADD_F32, ADDENDS };
 
@@ -81,10 +82,14 @@ struct product_case {
   enum addend add;
 };
 
-/* The CPU's bits of an exact product. */
+/* The library may round a product to BF16 before it adds it to what out holds. */
+static bool rounds_twice(const struct product_case *c) { return c->out == DTYPE_BF16 && c->add == ADD_OUT; }
+
+/* The CPU's bits of an exact product: of one that BF16 holds too, where it may be rounded in between. */
 static void check_exact(struct subject *s, const struct product_case *c) {
-  struct matrix a = integers(c->operands, c->view_a == VIEW_ROW ? c->m : c->k, c->view_a == VIEW_ROW ? c->k : c->m, 1);
-  struct matrix b = integers(c->operands, c->view_b == VIEW_ROW ? c->n : c->k, c->view_b == VIEW_ROW ? c->k : c->n, 5);
+  const int most = rounds_twice(c) ? 1 : 6;
+  struct matrix a = integers_of(c->operands, c->view_a == VIEW_ROW ? c->m : c->k, c->view_a == VIEW_ROW ? c->k : c->m, 1, most);
+  struct matrix b = integers_of(c->operands, c->view_b == VIEW_ROW ? c->n : c->k, c->view_b == VIEW_ROW ? c->k : c->n, 5, most);
   struct matrix before = integers(c->out, c->m, c->n, 3), addend = integers(c->add == ADD_F32 ? DTYPE_F32 : c->out, c->m, c->n, 7);
   struct matrix want = rig_matrix(c->out, c->m, c->n);
   memcpy(want.data, before.data, rig_bytes(&before));
@@ -120,6 +125,36 @@ TEST(every_type_view_and_addend) {
               const struct product_case c = {shape[0], shape[1], shape[2], operands, out, view_a, view_b, static_cast<enum addend>(add)};
               check_exact(&s, &c);
             }
+  close_subject(&s);
+}
+
+/* out += A B^T in BF16 is rounded once, or the product before it too; nothing else. */
+TEST(sums_in_place_are_rounded_twice_at_most) {
+  struct subject s = open_subject();
+  static const int64_t shapes[][3] = {{96, 64, 128}, {64, 200, 40}, {256, 512, 1024}, {5, 7, 9}};
+  for (const auto &x : shapes)
+    for (enum view view_a : views)
+      for (enum view view_b : views) {
+        struct matrix a = integers(DTYPE_BF16, view_a == VIEW_ROW ? x[0] : x[2], view_a == VIEW_ROW ? x[2] : x[0], 1);
+        struct matrix b = integers(DTYPE_BF16, view_b == VIEW_ROW ? x[1] : x[2], view_b == VIEW_ROW ? x[2] : x[1], 5);
+        struct matrix before = integers(DTYPE_BF16, x[0], x[1], 3), product = rig_matrix(DTYPE_F32, x[0], x[1]);
+        struct operand oa = operand_of_matrix(&a, view_a), ob = operand_of_matrix(&b, view_b);
+        s.r.cpu->k->contract(s.r.cpu, &product, &oa, &ob, NULL);
+        struct matrix da = rig_matrix_put(&s.r, &a), db = rig_matrix_put(&s.r, &b), out = rig_matrix_put(&s.r, &before);
+        oa = operand_of_matrix(&da, view_a), ob = operand_of_matrix(&db, view_b);
+        contract(&s, &out, &oa, &ob, &out);
+        struct matrix got = rig_matrix_get(&s.r, &out);
+        int wrong = 0;
+        for (int64_t i = 0; i < x[0] * x[1]; i++) {
+          const float p = static_cast<const float *>(product.data)[i], c = (float)rig_value(&before, i);
+          const uint16_t once = bf16_encode(p + c), twice = bf16_encode(bf16_decode(bf16_encode(p)) + c), is = static_cast<const uint16_t *>(got.data)[i];
+          if (is != once && is != twice && !wrong++)
+            FAIL("[%d, %d, %d], views %d %d: element %d is %g, not %g + %g rounded", (int)x[0], (int)x[1], (int)x[2], view_a, view_b, (int)i,
+                 (double)bf16_decode(is), (double)p, (double)c);
+        }
+        for (const struct matrix *m : {&da, &db, &out}) rig_drop(&s.r, m->data);
+        for (const struct matrix *m : {&a, &b, &before, &product, &got}) free(m->data);
+      }
   close_subject(&s);
 }
 
@@ -197,6 +232,7 @@ TEST(a_product_without_algorithm_is_a_fault) {
 
 int main(void) {
   RUN(every_type_view_and_addend);
+  RUN(sums_in_place_are_rounded_twice_at_most);
   RUN(results_by_way_of_fp32_in_pieces);
 #ifdef FP4D_CUDA_MODEL
   RUN(choices_are_kept);

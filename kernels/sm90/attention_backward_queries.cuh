@@ -1,6 +1,7 @@
 /* dQ of 128 queries of a head, 64 a warpgroup, over the keys that they see.  Q and dO
- * are kept in registers, for shared memory's bandwidth: 32 each (head_dim 128) beside dQ
- * 64, S and dP 32 each, dS in BF16 16. */
+ * are kept in registers at head_dim 128, for shared memory's bandwidth: 32 each beside dQ
+ * 64, S and dP 32 each, dS in BF16 16.  Not at head_dim 64: there ptxas (12.8, 13.0) gives
+ * dS the registers of Q or dO, which the next tile still needs. */
 #ifndef FP4D_KERNELS_SM90_ATTENTION_BACKWARD_QUERIES_CUH
 #define FP4D_KERNELS_SM90_ATTENTION_BACKWARD_QUERIES_CUH
 
@@ -123,11 +124,14 @@ template <int D> __device__ void queries_consume(queries_shared<D> *m, const arg
       log_sum[i] = m->statistics[w].log_sum[own_row() + 8 * i];
       centre[i] = m->statistics[w].centre[own_row() + 8 * i];
     }
+    constexpr bool HELD = D == 128;
     uint32_t q[D / 16][4], g[D / 16][4];
-    fragments<D>(q, m->q[w]);
-    fragments<D>(g, m->d_out[w]);
-    __syncwarp();
-    release(&m->taken);
+    if constexpr (HELD) {
+      fragments<D>(q, m->q[w]);
+      fragments<D>(g, m->d_out[w]);
+      __syncwarp();
+      release(&m->taken);
+    }
 
     float dq[D / 2];
     clear(dq);
@@ -139,8 +143,13 @@ template <int D> __device__ void queries_consume(queries_shared<D> *m, const arg
       float s[TILE / 2], dp[TILE / 2];
       ring_wait_full(&m->ring, n);
       sm90_wgmma_fence();
-      issue_scores<D>(s, q, k);
-      issue_scores<D>(dp, g, v);
+      if constexpr (HELD) {
+        issue_scores<D>(s, q, k);
+        issue_scores<D>(dp, g, v);
+      } else {
+        issue_scores<D>(s, m->q[w], k);
+        issue_scores<D>(dp, m->d_out[w], v);
+      }
       sm90_wgmma_wait<1>(); /* all but dP */
       sm90_wgmma_registers(s);
       if (t > begin) ring_release(&m->ring, n - 1);
@@ -164,6 +173,7 @@ template <int D> __device__ void queries_consume(queries_shared<D> *m, const arg
     sm90_wgmma_wait<0>();
     sm90_wgmma_registers(dq);
     if (begin < end) ring_release(&m->ring, n - 1);
+    if constexpr (!HELD) release(&m->taken);
     n = ring_pass(&m->ring, n, beyond);
     const int64_t stride = static_cast<int64_t>(a.shape.heads + 2 * a.shape.kv_heads) * D;
     store<D>(a.d_qkv + (static_cast<int64_t>(x.sample) * a.shape.seq_len + query) * stride + x.head * D, stride, a.shape.seq_len - query, dq,
