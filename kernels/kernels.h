@@ -211,19 +211,32 @@ enum attention_tensor {
   ATTENTION_Q, ATTENTION_K, ATTENTION_V, ATTENTION_P, ATTENTION_DO, ATTENTION_DS, ATTENTION_TENSORS
 };
 
-/* One AdamW update of one tensor.  g = grad_scale * grad;
+/* One AdamW update.  g = grad_scale * grad;
  *   m = beta1 m + (1-beta1) g;  v = beta2 v + (1-beta2) g^2
  *   w -= lr * ( (m/bias1) / (sqrt(v/bias2) + eps) + weight_decay * w )
  * (Loshchilov and Hutter, "Decoupled Weight Decay Regularization"), w being
  * the master where there is one, else the parameter itself. */
 struct adamw {
-  float lr, beta1, beta2, eps, weight_decay, grad_scale;
-  float bias1, bias2; /* 1 - beta^t, made by the caller */
+  float lr, beta1, beta2, eps, grad_scale;
+  float bias1, bias2; /* 1 - beta^t, made by the caller; in (0, 1] */
 };
 
 struct update_measure {
   double update_sum_squares; /* of the change of w */
   double weight_sum_squares; /* of w before */
+};
+
+/* A tensor, or a slice of one, and what AdamW keeps of it: n elements each. */
+struct adamw_tensor {
+  void *param;
+  float *master; /* NULL: the parameter is the only copy */
+  float *m, *v;
+  const void *grad;
+  int64_t n;
+  float weight_decay;
+  uint32_t layer;                  /* of its draws */
+  uint64_t first;                  /* the element that param[0] is in its tensor: slices draw as the whole would */
+  struct update_measure *measured; /* added to; may be NULL */
 };
 
 struct measure {
@@ -374,21 +387,18 @@ struct kernels {
   void (*cross_entropy_within)(struct device *d, float *nll, const struct matrix *logits, int64_t vocabulary,
                                const int32_t *targets);
 
-  /* One tensor of n elements, its gradient in FP32 or BF16.  master NULL: the parameter is the only copy and,
-   * when it is BF16, is rounded stochastically by `draw`: one call per 8
-   * elements; element e of the tensor takes 16-bit field e % 8 of block e / 8,
-   * field 2j being the low half of word j and 2j+1 its high half.
-   * draw->first_sample is the element that param[0] is in its tensor, so slices
-   * draw as the whole would; bits of the block above 32 stand as the sample.
-   * *measured is added to; may be NULL. */
-  void (*adamw_update)(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v,
-                       const void *grad, enum dtype grad_dtype, int64_t n, const struct adamw *a, const struct draw *draw,
-                       struct update_measure *measured);
+  /* `count` tensors, parameters in param_dtype and gradients in grad_dtype, FP32 or BF16; all have a master
+   * or none, all are measured or none.  A BF16 parameter without a master is rounded stochastically by the
+   * draws of (draw->seed, update, operand) and the tensor's layer, one call per 8 elements: element e of the
+   * tensor takes 16-bit field e % 8 of block e / 8, field 2j being the low half of word j and 2j+1 its high
+   * half; bits of the block above 32 stand as the sample.  Others take no draw: NULL. */
+  void (*adamw_update)(struct device *d, const struct adamw_tensor *tensors, int count, enum dtype param_dtype,
+                       enum dtype grad_dtype, const struct adamw *a, const struct draw *draw);
 
-  /* Sum of squares, non-finite count and amax of a matrix, by the fixed tree
-   * for long sums (kernels/reduce.h), as are adamw_update's two sums;
-   * added to (amax: maximum taken with) *measured. */
-  void (*measure)(struct device *d, struct measure *measured, const struct matrix *x);
+  /* Sum of squares, non-finite count and amax of each of `count` matrices of one type, by the fixed tree
+   * for long sums (kernels/reduce.h), as are adamw_update's two sums; measured[i], in device memory, is
+   * added to (amax: maximum taken with). */
+  void (*measure)(struct device *d, struct measure *measured, const struct matrix *x, int count);
 
   /* *sum += the elements of x, in FP64 by the same tree. */
   void (*sum)(struct device *d, double *sum, const struct matrix *x);

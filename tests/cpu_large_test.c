@@ -113,12 +113,12 @@ TEST(measure) {
       want += v * v;
       amax = fmax(amax, fabs(v));
     }
-  device->k->measure(device, &m, &z);
+  device->k->measure(device, &m, &z, 1);
   CHECK_CLOSE(m.sum_squares, want, 1e-9 * want);
   CHECK_CLOSE(m.amax, amax, 0);
   test_set(&z, ROWS * COLS - 1, NAN);
   m = (struct measure){0};
-  device->k->measure(device, &m, &z);
+  device->k->measure(device, &m, &z, 1);
   CHECK_EQ_I64(m.nonfinite, 1);
   munmap(z.data, (size_t)(ROWS * COLS * 2));
 }

@@ -149,19 +149,26 @@ static bool tensor_same(const struct tensor *a, const struct tensor *b) {
          (!a->master.data || test_same(&a->master, &b->master));
 }
 
-static const struct adamw adam = {.lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
+static const struct adamw adam = {.lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
                                   .grad_scale = 0.7f, .bias1 = 0.271f, .bias2 = 0.142625f};
-static const struct draw draw = {.seed = 0x123456789ABCDEFu, .update = 17, .layer = 5, .operand = DRAW_PARAMETER};
+static const float decay = 0.1f;
+static const struct draw draw = {.seed = 0x123456789ABCDEFu, .update = 17, .operand = DRAW_PARAMETER};
+enum { LAYER = 5 };
 
 /* Updates elements [first, first + n) of x. */
 static void update(struct device *d, struct tensor *x, int64_t first, int64_t n, const struct adamw *a,
                    struct update_measure *measured) {
-  struct draw at = draw;
-  at.first_sample = (uint64_t)first;
-  cpu_adamw_update(d, (char *)x->param.data + (size_t)first * dtype_bytes(x->param.dtype), x->param.dtype,
-                   x->master.data ? (float *)x->master.data + first : NULL, (float *)x->m.data + first,
-                   (float *)x->v.data + first, (const char *)x->grad.data + (size_t)first * dtype_bytes(x->grad.dtype), x->grad.dtype,
-                   n, a, &at, measured);
+  const struct adamw_tensor t = {.param = (char *)x->param.data + (size_t)first * dtype_bytes(x->param.dtype),
+                                 .master = x->master.data ? (float *)x->master.data + first : NULL,
+                                 .m = (float *)x->m.data + first,
+                                 .v = (float *)x->v.data + first,
+                                 .grad = (const char *)x->grad.data + (size_t)first * dtype_bytes(x->grad.dtype),
+                                 .n = n,
+                                 .weight_decay = decay,
+                                 .layer = LAYER,
+                                 .first = (uint64_t)first,
+                                 .measured = measured};
+  cpu_adamw_update(d, &t, 1, x->param.dtype, x->grad.dtype, a, &draw);
 }
 
 static const struct {
@@ -189,7 +196,7 @@ TEST(adamw) {
       const struct matrix *source = old.master.data ? &old.master : &old.param;
       const struct matrix *result = old.master.data ? &x[0].master : &x[0].param;
       double w = test_get(source, e), q = m / (double)a->bias1 / (sqrt(v / (double)a->bias2) + (double)a->eps);
-      double want = w - (double)a->lr * (q + (double)a->weight_decay * w);
+      double want = w - (double)a->lr * (q + (double)decay * w);
       bool rounded = kinds[i % 4].type == DTYPE_BF16 && !kinds[i % 4].master;
       CHECK(test_near(test_get(&x[0].m, e), m, 1e-7 * (fabs(m) + fabs(g))));
       CHECK(test_near(test_get(&x[0].v, e), v, 3e-7 * v));
@@ -267,14 +274,13 @@ TEST(stochastic_rounding_draws_the_contract) {
   const uint64_t first = ((uint64_t)1 << 40) - 64 + 3;
   const float lr = 0x1p-7f * 0.375f; /* 1 + lr lies 0.375 of a BF16 step above 1 */
   struct tensor x = ones(N);
-  struct draw at = draw;
   struct adamw a = steady(lr);
-  at.first_sample = first;
-  cpu_adamw_update(dev[0], x.param.data, DTYPE_BF16, NULL, x.m.data, x.v.data, x.grad.data, x.grad.dtype, N, &a, &at, NULL);
+  const struct adamw_tensor t = {.param = x.param.data, .m = x.m.data, .v = x.v.data, .grad = x.grad.data, .n = N, .layer = LAYER, .first = first};
+  cpu_adamw_update(dev[0], &t, 1, DTYPE_BF16, x.grad.dtype, &a, &draw);
   int ups = 0;
   for (int i = 0; i < N; i++) {
     uint64_t e = first + (uint64_t)i, block = e / 8;
-    struct philox_block counter = {{(uint32_t)block, (uint32_t)(block >> 32), 17, 5u << 12 | DRAW_PARAMETER}};
+    struct philox_block counter = {{(uint32_t)block, (uint32_t)(block >> 32), 17, LAYER << 12 | DRAW_PARAMETER}};
     struct philox_block r = philox4x32_10(draw.seed, counter);
     uint32_t field = r.word[e % 8 / 2] >> (e % 2 ? 16 : 0) & 0xFFFFu;
     bool up = field >= 65536u - 24576u; /* 0.375 * 65536 carries */
@@ -327,7 +333,7 @@ TEST(measure) {
     struct measure got[3];
     for (int k = 0; k < 3; k++) {
       got[k] = (struct measure){.sum_squares = 10.0, .nonfinite = 4, .amax = 0.5f};
-      cpu_measure(dev[k], &got[k], &x);
+      cpu_measure(dev[k], &got[k], &x, 1);
       CHECK(got[k].sum_squares == got[0].sum_squares && got[k].nonfinite == got[0].nonfinite);
       CHECK(got[k].amax == got[0].amax);
     }
@@ -336,7 +342,7 @@ TEST(measure) {
     CHECK((double)got[0].amax == amax);
     if (bad == 0 && x.dtype == DTYPE_F32) {
       struct measure zero = {0};
-      cpu_measure(dev[2], &zero, &x);
+      cpu_measure(dev[2], &zero, &x, 1);
       CHECK(zero.sum_squares == reduce_long_sum_squares(x.data, n));
     }
     free(x.data);
@@ -344,7 +350,7 @@ TEST(measure) {
   /* The definition's chunks, on more than one of them. */
   struct matrix x = test_random(DTYPE_F32, 1, 2 * REDUCE_CHUNK + 77, 2, 1.0);
   struct measure m = {0};
-  cpu_measure(dev[1], &m, &x);
+  cpu_measure(dev[1], &m, &x, 1);
   CHECK(m.sum_squares == reduce_long_sum_squares(x.data, x.cols));
   free(x.data);
 }
@@ -405,7 +411,7 @@ TEST(bits_are_fixed) {
   cpu_cross_entropy(dev[2], nll, &d, &x, targets, 0.125f);
   CHECK_HASH(test_hash_matrix(test_hash(TEST_HASH_START, nll, 5, 4), &d), 0x7b39b1cb755ee840u);
   struct measure seen = {0};
-  cpu_measure(dev[2], &seen, &x);
+  cpu_measure(dev[2], &seen, &x, 1);
   CHECK_HASH(test_hash(test_hash(TEST_HASH_START, &seen.sum_squares, 1, 8), &seen.amax, 1, 4),
              0x3f1c61f9ac5b91cau);
   static const uint64_t expected[4] = {0xed140f0b879ac4d4u, 0xbfde75c8458c5eacu, 0x530f5c458e6eeb3au,

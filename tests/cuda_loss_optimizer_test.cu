@@ -29,14 +29,35 @@ TEST(measure) {
       struct measure want = {0.7, 2, number % 2 ? 1e38f : 0.0f};
       struct measure *device = static_cast<struct measure *>(rig_put(&rig, &want, sizeof want));
       for (int twice = 0; twice < 2; twice++) { /* added to what is there */
-        rig.cpu->k->measure(rig.cpu, &want, &x.host);
-        rig.gpu->k->measure(rig.gpu, device, &x.device);
+        rig.cpu->k->measure(rig.cpu, &want, &x.host, 1);
+        rig.gpu->k->measure(rig.gpu, device, &x.device, 1);
       }
       const struct measure got = measure_get(device);
       CHECK(got.sum_squares == want.sum_squares && got.nonfinite == want.nonfinite && got.amax == want.amax);
       rig_drop(&rig, device), twin_drop(&x);
       number++;
     }
+}
+
+/* Several matrices in one call, one of them longer than a wave, one empty. */
+TEST(measure_of_a_list) {
+  static const int64_t sizes[] = {65536, 5, 0, 9 * 65536 + 3, 2 * 65536, 77};
+  for (enum dtype t : twin_types) {
+    struct twin x[18];
+    struct matrix host[18], device[18];
+    struct measure want[18] = {}, got[18];
+    for (int i = 0; i < 18; i++) {
+      x[i] = twin_of(rig_random(t, 1, sizes[i % 6], 700 + (uint64_t)i, 3.0));
+      host[i] = x[i].host, device[i] = x[i].device;
+    }
+    struct measure *to = static_cast<struct measure *>(rig_put(&rig, want, sizeof want));
+    rig.cpu->k->measure(rig.cpu, want, host, 18);
+    rig.gpu->k->measure(rig.gpu, to, device, 18);
+    rig_get(&rig, got, to, sizeof got);
+    for (int i = 0; i < 18; i++) CHECK(got[i].sum_squares == want[i].sum_squares && got[i].nonfinite == want[i].nonfinite && got[i].amax == want[i].amax);
+    for (struct twin &each : x) twin_drop(&each);
+    rig_drop(&rig, to);
+  }
 }
 
 /* What is not finite stays in the sum, as on the CPU. */
@@ -81,15 +102,29 @@ static struct tensor tensor_of(enum dtype t, enum dtype gradient, int64_t n, int
   return x;
 }
 
-static void update(struct tensor *x, bool with_master, const struct adamw *a, const struct draw *draw, bool measured) {
-  const struct matrix *const h[] = {&x->param.host, &x->master.host, &x->m.host, &x->v.host, &x->grad.host};
-  const struct matrix *const g[] = {&x->param.device, &x->master.device, &x->m.device, &x->v.device, &x->grad.device};
-  const auto run = [&](struct device *d, const struct matrix *const *p, struct update_measure *to) {
-    d->k->adamw_update(d, p[0]->data, p[0]->dtype, with_master ? static_cast<float *>(p[1]->data) : NULL, static_cast<float *>(p[2]->data),
-                       static_cast<float *>(p[3]->data), p[4]->data, p[4]->dtype, p[0]->cols, a, draw, measured ? to : NULL);
+static const struct draw draws = {0x123456789ABCDEFu, 17, 0, 0, 0, DRAW_PARAMETER};
+
+/* Updates the tensors, of one kind, in one list. */
+static void update(struct tensor *x, int count, bool with_master, const struct adamw *a, const uint64_t *firsts, bool measured) {
+  const auto run = [&](bool gpu) {
+    struct adamw_tensor list[8] = {};
+    struct device *d = gpu ? rig.gpu : rig.cpu;
+    for (int i = 0; i < count; i++) {
+      const auto data = [&](const struct twin &t) { return gpu ? t.device.data : t.host.data; };
+      list[i].param = data(x[i].param);
+      list[i].master = with_master ? static_cast<float *>(data(x[i].master)) : NULL;
+      list[i].m = static_cast<float *>(data(x[i].m)), list[i].v = static_cast<float *>(data(x[i].v));
+      list[i].grad = data(x[i].grad);
+      list[i].n = x[i].param.host.cols;
+      list[i].weight_decay = (firsts[i] + (uint64_t)i) % 3 ? 0.1f : 0.0f;
+      list[i].layer = 5 + (uint32_t)i;
+      list[i].first = firsts[i];
+      list[i].measured = !measured ? NULL : gpu ? x[i].device : &x[i].host;
+    }
+    d->k->adamw_update(d, list, count, x[0].param.host.dtype, x[0].grad.host.dtype, a, &draws);
   };
-  run(rig.cpu, h, &x->host);
-  run(rig.gpu, g, x->device);
+  run(false);
+  run(true);
 }
 
 /* Equal, or both NaN. */
@@ -114,17 +149,53 @@ static void tensor_check(struct tensor *x) {
 TEST(adamw) {
   static const int64_t sizes[] = {1, 7, 8, 63, 1024, 1025, 5000, 65536, 65536 + 100, 5 * 65536 + 1};
   static const uint64_t firsts[] = {0, 16, 3, ((uint64_t)1 << 35) - 3, 4, ((uint64_t)7 << 36) + 13};
+  static const float biases[] = {0.271f, 0.142625f, 1.0f, 0x1.fffffep-1f, 1e-13f};
   int number = 0;
   for (int64_t n : sizes)
     for (enum dtype t : twin_types)
       for (int with_master = 0; with_master < 2; with_master++, number++) {
-        struct adamw a = {3e-3f, 0.9f, 0.95f, number % 7 == 6 ? 0.0f : 1e-8f, number % 3 ? 0.1f : 0.0f, 0.7f, 0.271f, 0.142625f};
-        struct draw draw = {};
-        draw.seed = 0x123456789ABCDEFu, draw.update = 17, draw.layer = 5, draw.operand = DRAW_PARAMETER, draw.first_sample = firsts[number / 4 % 6];
+        struct adamw a = {3e-3f, 0.9f, 0.95f, number % 7 == 6 ? 0.0f : 1e-8f, 0.7f, biases[number % 5], biases[number % 3]};
         struct tensor x = tensor_of(t, twin_types[number / 4 % 2], n, number, number % 5 == 2);
-        for (int step = 0; step < 2; step++) update(&x, with_master, &a, &draw, number % 4 != 3);
+        for (int step = 0; step < 2; step++) update(&x, 1, with_master, &a, &firsts[number / 4 % 6], number % 4 != 3);
         tensor_check(&x);
       }
+}
+
+/* Of a list that has no elements, few, or more than a wave takes, in one call. */
+TEST(adamw_of_a_list) {
+  static const int64_t sizes[][8] = {{65536, 3, 0, 2 * 65536 + 5, 9 * 65536 + 8, 1, 65536, 4 * 65536}, {9 * 65536 + 3, 8, 5 * 65536, 0, 0, 0, 1024, 4 * 65536 + 1}};
+  static const uint64_t firsts[] = {0, 8, 16, 0, 24, 5, 0, 40};
+  int number = 200;
+  for (const auto &list : sizes)
+    for (int with_master = 0; with_master < 2; with_master++) {
+      const struct adamw a = {3e-3f, 0.9f, 0.95f, 1e-8f, 0.7f, 0.271f, 0.142625f};
+      struct tensor x[8];
+      for (int i = 0; i < 8; i++) x[i] = tensor_of(DTYPE_BF16, twin_types[with_master], list[i], number++, 0);
+      update(x, 8, with_master, &a, firsts, true);
+      for (struct tensor &t : x) tensor_check(&t);
+    }
+}
+
+/* The quotients by the biases are the CPU's, of numbers of every size. */
+TEST(adamw_of_every_size) {
+  enum { N = 3 * 65536 };
+  static const float biases[] = {0.1f, 0.05f, 0x1.fffffep-1f, 0x1.000002p-1f, 3e-5f};
+  for (int round = 0; round < 5; round++) {
+    struct tensor x = tensor_of(DTYPE_F32, DTYPE_F32, N, 300 + round, 0);
+    for (int64_t i = 0; i < N; i++) { /* grad 0: m and v are what they were, times 1 */
+      const struct philox_block r = philox4x32_10(77, philox_counter((uint32_t)round, 0, 0, 0, (uint32_t)i));
+      const uint32_t exponent = r.word[1] % 255; /* finite: subnormal to 2^127 */
+      rig_set(&x.m.host, i, (double)f32_from_bits((r.word[0] & 0x807FFFFFu) | exponent << 23));
+      rig_set(&x.v.host, i, (double)f32_from_bits((r.word[2] & 0x007FFFFFu) | (i % 64 ? exponent : 0u) << 23));
+      rig_set(&x.grad.host, i, 0.0);
+    }
+    for (struct twin *t : {&x.m, &x.v, &x.grad}) rig.gpu->k->upload(rig.gpu, t->device.data, t->host.data, rig_bytes(&t->host));
+    rig_synchronize(&rig);
+    const struct adamw a = {3e-3f, 1.0f, 1.0f, 0.0f, 1.0f, biases[round], biases[(round + 2) % 5]};
+    const uint64_t first = 0;
+    update(&x, 1, round % 2, &a, &first, false);
+    tensor_check(&x);
+  }
 }
 
 /* ---- cross-entropy --------------------------------------------------------- */
@@ -192,8 +263,11 @@ int main() {
   const struct extent x = extents();
   rig = rig_open("sm90", &x);
   RUN(measure);
+  RUN(measure_of_a_list);
   RUN(sum);
   RUN(adamw);
+  RUN(adamw_of_a_list);
+  RUN(adamw_of_every_size);
   RUN(cross_entropy);
   RUN(cross_entropy_extremes);
   rig_close(&rig);

@@ -167,8 +167,9 @@ static inline double rig_learn(struct rig *g, enum dtype param_dtype, int most, 
     const struct adamw a = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1,
                             .bias1 = 1 - powf(0.9f, (float)step), .bias2 = 1 - powf(0.95f, (float)step)};
     const struct draw draw = {0};
-    g->d->k->adamw_update(g->d, model_params(g->m), param_dtype, model_master(g->m), model_adam_m(g->m), model_adam_v(g->m),
-                          model_gradients(g->m), model_gradient_dtype(g->m), g->elements, &a, &draw, NULL);
+    const struct adamw_tensor all = {.param = model_params(g->m), .master = model_master(g->m), .m = model_adam_m(g->m), .v = model_adam_v(g->m),
+                                     .grad = model_gradients(g->m), .n = g->elements};
+    g->d->k->adamw_update(g->d, &all, 1, param_dtype, model_gradient_dtype(g->m), &a, &draw);
     model_refresh_weights(g->m);
     last = rig_loss(g) / (double)g->tokens;
   }

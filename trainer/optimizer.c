@@ -12,6 +12,8 @@ static void *own_rows(const struct run *run, int i, void *buffer, enum dtype dty
   return (char *)buffer + (size_t)(p->offset + model_param_share(run->model, i)->first_row * p->cols) * dtype_bytes(dtype);
 }
 
+enum { TOGETHER = 64 }; /* tensors of one call */
+
 /* All ranks, in agreement. */
 static bool wait_for_device(struct run *run, struct error *e) {
   const bool good = run->device->k->synchronize(run->device, e);
@@ -24,10 +26,13 @@ bool optimizer_measure(struct run *run, struct update_signals *s, struct error *
   const size_t bytes = (size_t)n * sizeof(struct measure);
   const enum dtype dtype = model_gradient_dtype(run->model);
   k->clear(run->device, run->gradient_measures, bytes);
-  for (int i = 0; i < n; i++) {
-    const int64_t rows = model_param_share(run->model, i)->rows;
-    const struct matrix g = {own_rows(run, i, model_gradients(run->model), dtype), dtype, rows, model_param(run->model, i)->cols};
-    if (rows > 0) k->measure(run->device, &run->gradient_measures[i], &g);
+  for (int i = 0; i < n;) {
+    struct matrix g[TOGETHER];
+    const int first = i;
+    for (; i < n && i < first + TOGETHER; i++)
+      g[i - first] = (struct matrix){own_rows(run, i, model_gradients(run->model), dtype), dtype, model_param_share(run->model, i)->rows,
+                                     model_param(run->model, i)->cols};
+    k->measure(run->device, &run->gradient_measures[first], g, i - first);
   }
   const struct measure *host = run->host_gradient_measures;
   k->download(run->device, run->host_gradient_measures, run->gradient_measures, bytes);
@@ -65,27 +70,34 @@ bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct st
       .bias1 = (float)schedule_bias(c->optimizer.beta1, t),
       .bias2 = (float)schedule_bias(c->optimizer.beta2, t),
   };
-  struct draw draw = {.seed = (uint64_t)c->run.seed, .update = (uint32_t)update, .operand = DRAW_PARAMETER};
+  const struct draw draw = {.seed = (uint64_t)c->run.seed, .update = (uint32_t)update, .operand = DRAW_PARAMETER};
   float *master = model_master(run->model);
   const enum dtype gradient_dtype = model_gradient_dtype(run->model);
-  const bool stochastic = dtype == DTYPE_BF16 && !master;
 
   const int n = model_param_number(run->model);
   const size_t bytes = (size_t)n * sizeof(struct update_measure);
   k->clear(run->device, run->update_measures, bytes);
   for (int unit = 0; unit < model_unit_number(run->model); unit++) {
     const struct model_unit u = model_unit(run->model, unit);
+    struct adamw_tensor tensors[TOGETHER];
+    int count = 0;
     for (int i = u.first; i < u.first + u.n; i++) {
       const struct param *p = model_param(run->model, i);
       const struct param_share *own = model_param_share(run->model, i);
-      if (own->rows == 0) continue;
-      a.weight_decay = p->decay ? (float)c->optimizer.weight_decay : 0;
-      draw.layer = (uint32_t)i;
-      draw.first_sample = (uint64_t)(own->first_row * p->cols); /* its first element in the tensor: slices draw as the whole */
-      k->adamw_update(run->device, own_rows(run, i, model_params(run->model), dtype), dtype, master ? master + own->offset : NULL,
-                      model_adam_m(run->model) + own->offset, model_adam_v(run->model) + own->offset,
-                      own_rows(run, i, model_gradients(run->model), gradient_dtype), gradient_dtype, own->rows * p->cols, &a,
-                      stochastic ? &draw : NULL, &run->update_measures[i]);
+      if (own->rows > 0)
+        tensors[count++] = (struct adamw_tensor){.param = own_rows(run, i, model_params(run->model), dtype),
+                                                 .master = master ? master + own->offset : NULL,
+                                                 .m = model_adam_m(run->model) + own->offset,
+                                                 .v = model_adam_v(run->model) + own->offset,
+                                                 .grad = own_rows(run, i, model_gradients(run->model), gradient_dtype),
+                                                 .n = own->rows * p->cols,
+                                                 .weight_decay = p->decay ? (float)c->optimizer.weight_decay : 0,
+                                                 .layer = (uint32_t)i,
+                                                 .first = (uint64_t)(own->first_row * p->cols),
+                                                 .measured = &run->update_measures[i]};
+      if (count < TOGETHER && i + 1 < u.first + u.n) continue;
+      k->adamw_update(run->device, tensors, count, dtype, gradient_dtype, &a, &draw);
+      count = 0;
     }
     shards_begin_copy(run, unit);
   }

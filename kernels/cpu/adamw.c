@@ -18,8 +18,8 @@ enum { PIECE = REDUCE_LANES, DRAW_ELEMENTS = 8 };
 
 CPU_CLONES
 static void step(float *restrict w, float *restrict m, float *restrict v, const float *restrict grad,
-                 const struct adamw *a, int64_t n) {
-  float lr = -a->lr, beta1 = a->beta1, beta2 = a->beta2, eps = a->eps, decay = a->weight_decay, scale = a->grad_scale;
+                 const struct adamw *a, float decay, int64_t n) {
+  float lr = -a->lr, beta1 = a->beta1, beta2 = a->beta2, eps = a->eps, scale = a->grad_scale;
   float rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, bias1 = a->bias1, bias2 = a->bias2;
   for (int64_t i = 0; i < n; i++) {
     float g = scale * grad[i];
@@ -73,9 +73,10 @@ static void add_squares(double *restrict change, double *restrict weight, const 
 struct update {
   struct matrix param, master, grad; /* one row each; master.data may be NULL */
   float *m, *v;
-  const struct adamw *a;
-  const struct draw *draw; /* NULL: not rounded stochastically */
-  bool measured;
+  struct adamw a;
+  float weight_decay;
+  struct draw draw;
+  bool stochastic, measured;
 };
 
 static void update_chunk(const void *op, int64_t first, int64_t n, struct longsum_part *part) {
@@ -89,8 +90,8 @@ static void update_chunk(const void *op, int64_t first, int64_t n, struct longsu
     cpu_load(w, source, at, count);
     cpu_load(grad, &u->grad, at, count);
     if (u->measured) memcpy(before, w, (size_t)count * sizeof *w);
-    step(w, u->m + at, u->v + at, grad, u->a, count);
-    if (u->draw) round_by_draw(w, u->draw, u->draw->first_sample + (uint64_t)at, count);
+    step(w, u->m + at, u->v + at, grad, &u->a, u->weight_decay, count);
+    if (u->stochastic) round_by_draw(w, &u->draw, u->draw.first_sample + (uint64_t)at, count);
     if (master.data) cpu_store(&master, at, w, count);
     cpu_store(&param, at, w, count);
     if (u->measured) add_squares(change, weight, before, w, count);
@@ -101,21 +102,27 @@ static void update_chunk(const void *op, int64_t first, int64_t n, struct longsu
   part->sum[1] = cpu_reduce_lanes_f64(weight, used);
 }
 
-void cpu_adamw_update(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v,
-                      const void *grad, enum dtype grad_dtype, int64_t n, const struct adamw *a,
-                      const struct draw *draw, struct update_measure *measured) {
-  bool stochastic = param_dtype == DTYPE_BF16 && !master;
-  CPU_REQUIRE(!stochastic || draw, "a BF16 parameter without a master needs a draw");
-  struct update u = {.param = {param, param_dtype, 1, n},
-                     .master = {master, DTYPE_F32, 1, n},
-                     .grad = {(void *)(uintptr_t)grad, grad_dtype, 1, n}, /* read alone */
-                     .m = m,
-                     .v = v,
-                     .a = a,
-                     .draw = stochastic ? draw : NULL,
-                     .measured = measured != NULL};
-  struct longsum_part total = cpu_longsum(d, n, &u, update_chunk);
-  if (!measured) return;
-  measured->update_sum_squares += total.sum[0];
-  measured->weight_sum_squares += total.sum[1];
+void cpu_adamw_update(struct device *d, const struct adamw_tensor *tensors, int count, enum dtype param_dtype, enum dtype grad_dtype,
+                      const struct adamw *a, const struct draw *draw) {
+  for (const struct adamw_tensor *t = tensors; t < tensors + count; t++) {
+    struct update u = {.param = {t->param, param_dtype, 1, t->n},
+                       .master = {t->master, DTYPE_F32, 1, t->n},
+                       .grad = {(void *)(uintptr_t)t->grad, grad_dtype, 1, t->n}, /* read alone */
+                       .m = t->m,
+                       .v = t->v,
+                       .a = *a,
+                       .weight_decay = t->weight_decay,
+                       .stochastic = param_dtype == DTYPE_BF16 && !t->master,
+                       .measured = t->measured != NULL};
+    CPU_REQUIRE(!u.stochastic || draw, "a BF16 parameter without a master needs a draw");
+    if (u.stochastic) {
+      u.draw = *draw;
+      u.draw.layer = t->layer;
+      u.draw.first_sample = t->first;
+    }
+    struct longsum_part total = cpu_longsum(d, t->n, &u, update_chunk);
+    if (!t->measured) continue;
+    t->measured->update_sum_squares += total.sum[0];
+    t->measured->weight_sum_squares += total.sum[1];
+  }
 }

@@ -98,10 +98,9 @@ void cpu_cross_entropy_within(struct device *d, float *nll, const struct matrix 
                               const int32_t *targets);
 void cpu_cross_entropy(struct device *d, float *nll, struct matrix *d_logits, const struct matrix *logits,
                        const int32_t *targets, float grad_scale);
-void cpu_adamw_update(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v,
-                      const void *grad, enum dtype grad_dtype, int64_t n, const struct adamw *a,
-                      const struct draw *draw, struct update_measure *measured);
-void cpu_measure(struct device *d, struct measure *measured, const struct matrix *x);
+void cpu_adamw_update(struct device *d, const struct adamw_tensor *tensors, int count, enum dtype param_dtype, enum dtype grad_dtype,
+                      const struct adamw *a, const struct draw *draw);
+void cpu_measure(struct device *d, struct measure *measured, const struct matrix *x, int count);
 void cpu_sum(struct device *d, double *sum, const struct matrix *x);
 
 /* Instruction sets of the contraction.  The bits are the same in all; the name

@@ -40,12 +40,14 @@ static void measure_chunk(const void *op, int64_t first, int64_t n, struct longs
   part->sum[0] = cpu_reduce_lanes_f64(lanes, n < REDUCE_LANES ? n : REDUCE_LANES);
 }
 
-void cpu_measure(struct device *d, struct measure *measured, const struct matrix *x) {
-  struct longsum_part total = cpu_longsum(d, x->rows * x->cols, x, measure_chunk);
-  measured->sum_squares += total.sum[0];
-  measured->nonfinite += total.count;
-  float amax = f32_from_bits(total.largest);
-  if (amax > measured->amax) measured->amax = amax;
+void cpu_measure(struct device *d, struct measure *measured, const struct matrix *x, int count) {
+  for (int i = 0; i < count; i++) {
+    struct longsum_part total = cpu_longsum(d, x[i].rows * x[i].cols, &x[i], measure_chunk);
+    measured[i].sum_squares += total.sum[0];
+    measured[i].nonfinite += total.count;
+    float amax = f32_from_bits(total.largest);
+    if (amax > measured[i].amax) measured[i].amax = amax;
+  }
 }
 
 CPU_CLONES

@@ -1,61 +1,69 @@
-/* AdamW: the arithmetic and the draws of kernels/cpu/adamw.c, four elements a
- * thread, a chunk of the long sum a block.
+/* AdamW: the arithmetic and the draws of kernels/cpu/adamw.c, eight elements a
+ * thread (one draw), a chunk of the long sum a block, the tensors of a list together.
  *
  * Moves param, grad, m and v in, param, m and v out, and the master in and out
  * where there is one: of BF16 parameters with FP32 gradients 24 bytes an element
- * alone, 30 beside a master (22 and 28 with BF16 gradients).
+ * alone, 30 beside a master (22 and 28 with BF16 gradients).  So that memory is what
+ * it waits for, the divisions by the biases, which all elements share, are by
+ * their reciprocals: the same quotients (`divide`).
  */
 #include "kernels/cuda/reduce.cuh"
 
 namespace {
 
 enum { VECTOR = LONGSUM_VECTOR, THREADS = LONGSUM_THREADS, DRAW_ELEMENTS = 8 };
-enum { AHEAD = 2 }; /* groups of elements that a thread has under way */
 
 struct update {
-  void *param;
-  float *master, *m, *v;
-  const void *grad;
-  bool grad_is_bf16;
-  int64_t n;
+  struct adamw_tensor tensor[LONGSUM_LIST];
+  bool grad_is_bf16, measured;
   struct adamw a;
-  struct draw draw;
-  bool measured;
+  float inverse1, inverse2; /* of the biases */
+  uint64_t seed;
+  uint32_t number, operand; /* of the draws */
 };
 
-/* The 16-bit fields of elements at .. at + 3 of a tensor. */
-CUDA_INLINE void draw_fields(uint32_t (&field)[VECTOR], const struct draw &d, uint64_t at) {
+/* The 16-bit fields of elements at .. at + 7 of a tensor. */
+CUDA_INLINE void draw_fields(uint32_t (&field)[VECTOR], const struct update &u, uint32_t layer, uint64_t at) {
+  static_assert(VECTOR == DRAW_ELEMENTS, "a thread's elements are a draw's");
   const uint64_t block = at / DRAW_ELEMENTS;
   const uint32_t skip = (uint32_t)(at % DRAW_ELEMENTS);
-  uint32_t word[6];
-  struct philox_block r = philox4x32_10(d.seed, philox_counter(d.update, block >> 32, d.layer, d.operand, (uint32_t)block));
+  uint32_t word[8];
+  struct philox_block r = philox4x32_10(u.seed, philox_counter(u.number, block >> 32, layer, u.operand, (uint32_t)block));
 #pragma unroll
   for (int j = 0; j < 4; j++) word[j] = r.word[j];
-  word[4] = word[5] = 0;
-  if (skip > DRAW_ELEMENTS - VECTOR) { /* the next block has the others */
+  if (skip) { /* the next block has the others */
     const uint64_t next = block + 1;
-    r = philox4x32_10(d.seed, philox_counter(d.update, next >> 32, d.layer, d.operand, (uint32_t)next));
-    word[4] = r.word[0], word[5] = r.word[1];
+    r = philox4x32_10(u.seed, philox_counter(u.number, next >> 32, layer, u.operand, (uint32_t)next));
+#pragma unroll
+    for (int j = 0; j < 4; j++) word[j + 4] = r.word[j];
+#pragma unroll
+    for (int j = 0; j < 6; j++) word[j] = skip & 4u ? word[j + 2] : word[j];
+#pragma unroll
+    for (int j = 0; j < 5; j++) word[j] = skip & 2u ? word[j + 1] : word[j];
+#pragma unroll
+    for (int j = 0; j < 4; j++) word[j] = skip & 1u ? word[j] >> 16 | word[j + 1] << 16 : word[j];
   }
-#pragma unroll
-  for (int j = 0; j < 4; j++) word[j] = skip & 4u ? word[j + 2] : word[j];
-#pragma unroll
-  for (int j = 0; j < 3; j++) word[j] = skip & 2u ? word[j + 1] : word[j];
-#pragma unroll
-  for (int j = 0; j < 2; j++) word[j] = skip & 1u ? word[j] >> 16 | word[j + 1] << 16 : word[j];
 #pragma unroll
   for (int e = 0; e < VECTOR; e++) field[e] = word[e / 2] >> (e % 2 * 16);
 }
 
-CUDA_INLINE void step(float &w, float &m, float &v, float grad, const struct adamw &a) {
-  const float g = a.grad_scale * grad;
-  m = f32_fma(a.beta1, m, (1.0f - a.beta1) * g);
-  v = f32_fma(a.beta2, v, ((1.0f - a.beta2) * g) * g);
-  const float u = (m / a.bias1) / (f32_sqrt(v / a.bias2) + a.eps);
-  w = f32_fma(-a.lr, f32_fma(a.weight_decay, w, u), w);
+/* Of +0 and of sizes far from overflow and from subnormal numbers `divide` is exact. */
+CUDA_INLINE bool divides(float x) {
+  const uint32_t bits = f32_bits(x), size = bits & 0x7FFFFFFFu;
+  return size - f32_bits(0x1p-80f) <= f32_bits(0x1p80f) - f32_bits(0x1p-80f) || bits == 0;
 }
 
-/* What is read of four elements. */
+/* x / b, correctly rounded, by inverse = 1 / b, correctly rounded, of b in [2^-40, 1]: after
+ * the first correction q is one of the two neighbours of the quotient, and from such a one
+ * the second gives the nearest (Markstein, "Computation of elementary functions on the IBM
+ * RISC System/6000 processor", theorem 4). */
+CUDA_INLINE float divide(float x, float b, float inverse) {
+  float q = x * inverse;
+  q = f32_fma(f32_fma(-q, b, x), inverse, q);
+  return f32_fma(f32_fma(-q, b, x), inverse, q);
+}
+
+/* What is read of a thread's elements. */
 template <typename P> struct elements {
   packed<P, VECTOR> param;
   packed<float, VECTOR> master, m, v;
@@ -63,42 +71,65 @@ template <typename P> struct elements {
 };
 
 template <bool MASTER, bool ALIGNED, typename P>
-CUDA_INLINE void elements_load(struct elements<P> &x, const struct update &u, int64_t i, int64_t end) {
-  if (MASTER) flat_load<ALIGNED>(x.master, u.master, i, end);
-  else flat_load<ALIGNED>(x.param, (const P *)u.param, i, end);
-  flat_load<ALIGNED>(x.m, u.m, i, end);
-  flat_load<ALIGNED>(x.v, u.v, i, end);
-  flat_load_any<ALIGNED>(x.grad, u.grad, u.grad_is_bf16, i, end);
+CUDA_INLINE void elements_load(struct elements<P> &x, const struct adamw_tensor &t, bool grad_is_bf16, int64_t i, int64_t end) {
+  if (MASTER) flat_load<ALIGNED>(x.master, t.master, i, end);
+  else flat_load<ALIGNED>(x.param, (const P *)t.param, i, end);
+  flat_load<ALIGNED>(x.m, t.m, i, end);
+  flat_load<ALIGNED>(x.v, t.v, i, end);
+  flat_load_any<ALIGNED>(x.grad, t.grad, grad_is_bf16, i, end);
 }
 
 template <bool MASTER, bool ALIGNED, typename P>
-CUDA_INLINE void elements_update(struct elements<P> &x, const struct update &u, int64_t i, int64_t end, double (&change)[VECTOR],
-                                 double (&weight)[VECTOR]) {
+CUDA_INLINE void elements_update(struct elements<P> &x, const struct update &u, const struct adamw_tensor &t, int64_t i, int64_t end,
+                                 double (&change)[VECTOR], double (&weight)[VECTOR]) {
+  const struct adamw &a = u.a;
+  const float rest1 = 1.0f - a.beta1, rest2 = 1.0f - a.beta2;
   float w[VECTOR], m[VECTOR], v[VECTOR], before[VECTOR];
   if (MASTER) unpack(w, x.master);
   else unpack(w, x.param);
   unpack(m, x.m);
   unpack(v, x.v);
+  bool ordinary = u.inverse1 > 0.0f;
+#pragma unroll
+  for (int e = 0; e < VECTOR; e++) {
+    const float g = a.grad_scale * x.grad[e];
+    m[e] = f32_fma(a.beta1, m[e], rest1 * g);
+    v[e] = f32_fma(a.beta2, v[e], (rest2 * g) * g);
+    ordinary = ordinary && divides(m[e]) && divides(v[e]);
+  }
+  pack(x.m, m);
+  pack(x.v, v);
+  flat_store<ALIGNED>(t.m, i, end, x.m);
+  flat_store<ALIGNED>(t.v, i, end, x.v);
+  if (ordinary) {
+#pragma unroll
+    for (int e = 0; e < VECTOR; e++) {
+      m[e] = divide(m[e], a.bias1, u.inverse1);
+      v[e] = divide(v[e], a.bias2, u.inverse2);
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < VECTOR; e++) {
+      m[e] = m[e] / a.bias1;
+      v[e] = v[e] / a.bias2;
+    }
+  }
 #pragma unroll
   for (int e = 0; e < VECTOR; e++) {
     before[e] = w[e];
-    step(w[e], m[e], v[e], x.grad[e], u.a);
+    w[e] = f32_fma(-a.lr, f32_fma(t.weight_decay, w[e], m[e] / (f32_sqrt(v[e]) + a.eps)), w[e]);
   }
   if (sizeof(P) == 2 && !MASTER) {
     uint32_t field[VECTOR];
-    draw_fields(field, u.draw, u.draw.first_sample + (uint64_t)i);
+    draw_fields(field, u, t.layer, t.first + (uint64_t)i);
 #pragma unroll
     for (int e = 0; e < VECTOR; e++) w[e] = bf16_decode(bf16_encode_stochastic(w[e], field[e]));
   }
   pack(x.param, w);
-  pack(x.m, m);
-  pack(x.v, v);
-  flat_store<ALIGNED>((P *)u.param, i, end, x.param);
-  flat_store<ALIGNED>(u.m, i, end, x.m);
-  flat_store<ALIGNED>(u.v, i, end, x.v);
+  flat_store<ALIGNED>((P *)t.param, i, end, x.param);
   if (MASTER) {
     pack(x.master, w);
-    flat_store<ALIGNED>(u.master, i, end, x.master);
+    flat_store<ALIGNED>(t.master, i, end, x.master);
   }
   if (!u.measured) return;
 #pragma unroll
@@ -111,19 +142,17 @@ CUDA_INLINE void elements_update(struct elements<P> &x, const struct update &u, 
 }
 
 template <typename P, bool MASTER, bool ALIGNED>
-__global__ void __launch_bounds__(THREADS, 2)
-    update_chunks(struct longsum_part *parts, const __grid_constant__ struct update u, int64_t first_chunk) {
+__global__ void __launch_bounds__(THREADS, 5)
+    update_chunks(struct longsum_part *parts, const __grid_constant__ struct update u, const __grid_constant__ struct longsum_wave wave) {
   __shared__ double sums[2][THREADS / 32];
-  const int64_t begin = (first_chunk + blockIdx.x) * REDUCE_CHUNK;
-  const int64_t end = begin + REDUCE_CHUNK < u.n ? begin + REDUCE_CHUNK : u.n;
+  int64_t begin;
+  const struct adamw_tensor &t = u.tensor[longsum_place(wave, begin)];
+  const int64_t end = begin + REDUCE_CHUNK < t.n ? begin + REDUCE_CHUNK : t.n;
   double change[VECTOR] = {0.0}, weight[VECTOR] = {0.0};
-  for (int64_t i = begin + (int64_t)threadIdx.x * VECTOR; i < end; i += AHEAD * REDUCE_LANES) {
-    struct elements<P> x[AHEAD];
-#pragma unroll
-    for (int a = 0; a < AHEAD; a++) elements_load<MASTER, ALIGNED>(x[a], u, i + a * REDUCE_LANES, end);
-#pragma unroll
-    for (int a = 0; a < AHEAD; a++)
-      if (i + a * REDUCE_LANES < end) elements_update<MASTER, ALIGNED>(x[a], u, i + a * REDUCE_LANES, end, change, weight);
+  for (int64_t i = begin + (int64_t)threadIdx.x * VECTOR; i < end; i += REDUCE_LANES) {
+    struct elements<P> x;
+    elements_load<MASTER, ALIGNED>(x, t, u.grad_is_bf16, i, end);
+    elements_update<MASTER, ALIGNED>(x, u, t, i, end, change, weight);
   }
   if (!u.measured) return;
   const double changed = reduce_lanes(change, sums[0]), weighed = reduce_lanes(weight, sums[1]);
@@ -131,33 +160,60 @@ __global__ void __launch_bounds__(THREADS, 2)
 }
 
 struct add_update {
-  struct update_measure *to;
-  __device__ void operator()(const struct longsum_part &total) const {
-    to->update_sum_squares += total.sum[0];
-    to->weight_sum_squares += total.sum[1];
+  struct update_measure *to[LONGSUM_LIST];
+  __device__ void operator()(int i, const struct longsum_part &total) const {
+    to[i]->update_sum_squares += total.sum[0];
+    to[i]->weight_sum_squares += total.sum[1];
   }
 };
 
+/* Of numbers in [2^-40, 1]; 0: not to be used. */
+float inverse_of(float b) { return b >= 0x1p-40f && b <= 1.0f ? 1.0f / b : 0.0f; }
+
 }  // namespace
 
-void cuda_adamw_update(struct device *device, void *param, enum dtype param_dtype, float *master, float *m, float *v,
-                                  const void *grad, enum dtype grad_dtype, int64_t n, const struct adamw *a,
-                                  const struct draw *draw, struct update_measure *measured) {
+void cuda_adamw_update(struct device *device, const struct adamw_tensor *tensors, int count, enum dtype param_dtype, enum dtype grad_dtype,
+                       const struct adamw *a, const struct draw *draw) {
   struct cuda_device *d = cuda_of(device);
-  const bool stochastic = param_dtype == DTYPE_BF16 && !master;
-  CUDA_REQUIRE(!stochastic || draw, "a BF16 parameter without a master needs a draw");
-  struct update u = {param, master, m, v, grad, grad_dtype == DTYPE_BF16, n, *a, {}, measured != NULL};
-  if (stochastic) u.draw = *draw;
-  with_type(param_dtype, [&](auto zero) {
-    with_bool(master != NULL, [&](auto beside) {
-      with_bool(cuda_whole(0, 1, param, master, m, v, grad), [&](auto aligned) {
-        auto launch = [&](int64_t first, int chunks, struct longsum_part *parts) {
-          CUDA_LAUNCH(d, (update_chunks<decltype(zero), decltype(beside)::value, decltype(aligned)::value>), (unsigned)chunks, THREADS,
-                      0, parts, u, first);
-        };
-        if (measured) longsum(d, n, launch, add_update{measured});
-        else longsum_waves(d, n, launch, [](int, bool, bool) {});
+  if (count == 0) return;
+  const bool master = tensors[0].master != NULL, measured = tensors[0].measured != NULL;
+  CUDA_REQUIRE(master || param_dtype != DTYPE_BF16 || draw, "a BF16 parameter without a master needs a draw");
+  struct update u = {};
+  u.grad_is_bf16 = grad_dtype == DTYPE_BF16, u.measured = measured;
+  u.a = *a;
+  u.inverse1 = inverse_of(a->bias1), u.inverse2 = inverse_of(a->bias2);
+  if (u.inverse1 == 0.0f || u.inverse2 == 0.0f) u.inverse1 = u.inverse2 = 0.0f;
+  if (draw) u.seed = draw->seed, u.number = draw->update, u.operand = draw->operand;
+  for (int from = 0; from < count; from += LONGSUM_LIST) {
+    const int some = count - from < LONGSUM_LIST ? count - from : LONGSUM_LIST;
+    int64_t n[LONGSUM_LIST];
+    bool whole = true;
+    for (int i = 0; i < some; i++) {
+      const struct adamw_tensor *t = &tensors[from + i];
+      CUDA_REQUIRE((t->master != NULL) == master && (t->measured != NULL) == measured, "some tensors of a list have a master or a measure");
+      whole = whole && cuda_whole(0, 1, t->param, t->master, t->m, t->v, t->grad);
+      n[i] = t->n;
+    }
+    with_type(param_dtype, [&](auto zero) {
+      with_bool(master, [&](auto beside) {
+        with_bool(whole, [&](auto aligned) {
+          const auto launch = [&](const struct longsum_wave &w, struct longsum_part *parts) {
+            for (int i = 0; i < w.count; i++) u.tensor[i] = tensors[from + w.array + i];
+            CUDA_LAUNCH(d, (update_chunks<decltype(zero), decltype(beside)::value, decltype(aligned)::value>),
+                        static_cast<unsigned>(w.begin[w.count]), THREADS, 0, parts, u, w);
+          };
+          const auto add_of = [&](const struct longsum_wave &w) {
+            struct add_update add = {};
+            for (int i = 0; i < w.count; i++) add.to[i] = tensors[from + w.array + i].measured;
+            return add;
+          };
+          if (measured) longsum(d, n, some, launch, add_of);
+          else
+            longsum_waves(d, n, some, [&](const struct longsum_wave &w, struct longsum_part *parts) {
+              if (w.begin[w.count] > 0) launch(w, parts);
+            });
+        });
       });
     });
-  });
+  }
 }

@@ -145,10 +145,9 @@ void cuda_swiglu_forward(struct device *d, const struct emission *out, const str
 void cuda_swiglu_backward(struct device *d, const struct emission *out, const struct matrix *d_act, const struct matrix *gate_up);
 void cuda_cross_entropy(struct device *d, float *nll, struct matrix *d_logits, const struct matrix *logits, const int32_t *targets,
                         float grad_scale);
-void cuda_adamw_update(struct device *d, void *param, enum dtype param_dtype, float *master, float *m, float *v, const void *grad,
-                       enum dtype grad_dtype, int64_t n, const struct adamw *a, const struct draw *draw,
-                       struct update_measure *measured);
-void cuda_measure(struct device *d, struct measure *measured, const struct matrix *x);
+void cuda_adamw_update(struct device *d, const struct adamw_tensor *tensors, int count, enum dtype param_dtype, enum dtype grad_dtype,
+                       const struct adamw *a, const struct draw *draw);
+void cuda_measure(struct device *d, struct measure *measured, const struct matrix *x, int count);
 void cuda_sum(struct device *d, double *sum, const struct matrix *x);
 
 /* Attention of any head_dim up to 256, BF16 or FP32, without tensor cores. */

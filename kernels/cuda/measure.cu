@@ -1,30 +1,44 @@
-/* Sum of squares, non-finite count and amax of a matrix, and its plain sum: one
- * look at every element, as kernels/cpu/measure.c.  Moves the matrix in, once. */
+/* Sum of squares, non-finite count and amax of matrices, and the plain sum of one: one
+ * look at every element, as kernels/cpu/measure.c.  Moves a matrix in, once. */
 #include "kernels/cuda/reduce.cuh"
 
 namespace {
 
 enum { VECTOR = LONGSUM_VECTOR, THREADS = LONGSUM_THREADS, AHEAD = 4 }; /* loads that a thread has under way */
 
+/* A list of arrays of one type. */
+struct arrays {
+  const void *data[LONGSUM_LIST];
+  int64_t n[LONGSUM_LIST];
+};
+
+/* The block's chunk of its array: elements `begin` to the returned one. */
+template <typename T> CUDA_INLINE int64_t chunk_of(const struct arrays &a, const struct longsum_wave &wave, const T *&x, int64_t &begin) {
+  const int i = longsum_place(wave, begin);
+  x = (const T *)a.data[i];
+  return begin + REDUCE_CHUNK < a.n[i] ? begin + REDUCE_CHUNK : a.n[i];
+}
+
 template <typename T, bool ALIGNED>
 __global__ void __launch_bounds__(THREADS)
-    measure_chunks(struct longsum_part *parts, const T *x, int64_t n, int64_t first_chunk) {
+    measure_chunks(struct longsum_part *parts, const __grid_constant__ struct arrays a, const __grid_constant__ struct longsum_wave wave) {
   __shared__ double sums[THREADS / 32];
   __shared__ int counts[THREADS / 32];
   __shared__ unsigned tops[THREADS / 32];
-  const int64_t begin = (first_chunk + blockIdx.x) * REDUCE_CHUNK;
-  const int64_t end = begin + REDUCE_CHUNK < n ? begin + REDUCE_CHUNK : n;
+  const T *x;
+  int64_t begin;
+  const int64_t end = chunk_of(a, wave, x, begin);
   double lane[VECTOR] = {0.0};
   int nonfinite = 0;
   unsigned largest = 0;
   for (int64_t first = begin + (int64_t)threadIdx.x * VECTOR; first < end; first += AHEAD * REDUCE_LANES) {
     packed<T, VECTOR> held[AHEAD];
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++) flat_load<ALIGNED>(held[a], x, first + a * REDUCE_LANES, end);
+    for (int k = 0; k < AHEAD; k++) flat_load<ALIGNED>(held[k], x, first + k * REDUCE_LANES, end);
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++) {
+    for (int k = 0; k < AHEAD; k++) {
       float v[VECTOR];
-      unpack(v, held[a]);
+      unpack(v, held[k]);
 #pragma unroll
       for (int e = 0; e < VECTOR; e++) { /* of one that is not there: 0 */
         uint32_t bits = f32_bits(v[e]) & 0x7FFFFFFFu;
@@ -58,10 +72,12 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T, bool ALIGNED>
-__global__ void __launch_bounds__(THREADS) sum_chunks(struct longsum_part *parts, const T *x, int64_t n, int64_t first_chunk) {
+__global__ void __launch_bounds__(THREADS)
+    sum_chunks(struct longsum_part *parts, const __grid_constant__ struct arrays a, const __grid_constant__ struct longsum_wave wave) {
   __shared__ double sums[THREADS / 32];
-  const int64_t begin = (first_chunk + blockIdx.x) * REDUCE_CHUNK;
-  const int64_t end = begin + REDUCE_CHUNK < n ? begin + REDUCE_CHUNK : n;
+  const T *x;
+  int64_t begin;
+  const int64_t end = chunk_of(a, wave, x, begin);
   double lane[VECTOR] = {0.0};
   for (int64_t first = begin + (int64_t)threadIdx.x * VECTOR; first < end; first += REDUCE_LANES) {
     packed<T, VECTOR> held;
@@ -77,49 +93,54 @@ __global__ void __launch_bounds__(THREADS) sum_chunks(struct longsum_part *parts
 
 struct add_sum {
   double *to;
-  __device__ void operator()(const struct longsum_part &total) const { *to += total.sum[0]; }
+  __device__ void operator()(int, const struct longsum_part &total) const { *to += total.sum[0]; }
 };
 
 struct add_measure {
   struct measure *to;
-  __device__ void operator()(const struct longsum_part &total) const {
-    to->sum_squares += total.sum[0];
-    to->nonfinite += total.count;
+  __device__ void operator()(int i, const struct longsum_part &total) const {
+    to[i].sum_squares += total.sum[0];
+    to[i].nonfinite += total.count;
     const float amax = f32_from_bits(total.largest);
-    if (amax > to->amax) to->amax = amax;
+    if (amax > to[i].amax) to[i].amax = amax;
   }
 };
 
+/* kernel_of(zero, aligned) of the matrices' chunks, then add_of(first matrix of the wave). */
+template <typename KERNEL_OF, typename ADD_OF>
+void over_chunks(struct cuda_device *d, const struct matrix *x, int count, KERNEL_OF kernel_of, ADD_OF add_of) {
+  for (int from = 0; from < count; from += LONGSUM_LIST) {
+    const int some = count - from < LONGSUM_LIST ? count - from : LONGSUM_LIST;
+    int64_t n[LONGSUM_LIST];
+    bool whole = true;
+    for (int i = 0; i < some; i++) {
+      CUDA_REQUIRE(x[from + i].dtype == x[0].dtype, "a list of matrices has two types");
+      n[i] = x[from + i].rows * x[from + i].cols;
+      whole = whole && cuda_whole(0, 1, x[from + i].data);
+    }
+    with_type(x[0].dtype, [&](auto zero) {
+      with_bool(whole, [&](auto aligned) {
+        const auto launch = [&](const struct longsum_wave &w, struct longsum_part *parts) {
+          struct arrays a = {};
+          for (int i = 0; i < w.count; i++) a.data[i] = x[from + w.array + i].data, a.n[i] = n[w.array + i];
+          CUDA_LAUNCH(d, (kernel_of(zero, aligned)), static_cast<unsigned>(w.begin[w.count]), THREADS, 0, parts, a, w);
+        };
+        longsum(d, n, some, launch, [&](const struct longsum_wave &w) { return add_of(from + w.array); });
+      });
+    });
+  }
+}
+
 }  // namespace
 
-void cuda_measure(struct device *device, struct measure *measured, const struct matrix *x) {
-  struct cuda_device *d = cuda_of(device);
-  const int64_t n = x->rows * x->cols;
-  with_type(x->dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const T *data = (const T *)x->data;
-    with_bool(cuda_whole(0, 1, x->data), [&](auto aligned) {
-      auto launch = [&](int64_t first, int chunks, struct longsum_part *parts) {
-        CUDA_LAUNCH(d, (measure_chunks<T, decltype(aligned)::value>), (unsigned)chunks, THREADS, 0, parts, data, n, first);
-      };
-      longsum(d, n, launch, add_measure{measured});
-    });
-  });
+void cuda_measure(struct device *device, struct measure *measured, const struct matrix *x, int count) {
+  over_chunks(cuda_of(device), x, count, [](auto zero, auto aligned) { return measure_chunks<decltype(zero), decltype(aligned)::value>; },
+              [&](int first) { return add_measure{measured + first}; });
 }
 
 void cuda_sum(struct device *device, double *sum, const struct matrix *x) {
-  struct cuda_device *d = cuda_of(device);
-  const int64_t n = x->rows * x->cols;
-  with_type(x->dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const T *data = (const T *)x->data;
-    with_bool(cuda_whole(0, 1, x->data), [&](auto aligned) {
-      auto launch = [&](int64_t first, int chunks, struct longsum_part *parts) {
-        CUDA_LAUNCH(d, (sum_chunks<T, decltype(aligned)::value>), (unsigned)chunks, THREADS, 0, parts, data, n, first);
-      };
-      longsum(d, n, launch, add_sum{sum});
-    });
-  });
+  over_chunks(cuda_of(device), x, 1, [](auto zero, auto aligned) { return sum_chunks<decltype(zero), decltype(aligned)::value>; },
+              [&](int) { return add_sum{sum}; });
 }
 
 int64_t cuda_producer_scratch_bytes(const struct extent *x) {

@@ -57,17 +57,19 @@ template <int V, typename S> CUDA_INLINE S reduce_lanes(const S (&lane)[V], S *s
 }
 
 /* ---- long sums -------------------------------------------------------------- */
-/* Chunks of REDUCE_CHUNK elements, a block each, leave their parts; one block
- * adds the parts ascending.  As on the CPU in waves, so that scratch has a fixed
- * size: between them the sum stands in parts[LONGSUM_WAVE]. */
+/* Of several arrays at once, so that small ones fill a GPU: chunks of REDUCE_CHUNK
+ * elements, a block each, leave their parts; then a block an array adds its parts
+ * ascending.  As on the CPU in waves, so that scratch has a fixed size: of an array
+ * longer than a wave the sum stands in parts[LONGSUM_WAVE] between them. */
 struct longsum_part {
   double sum[2];
   long long count;
   unsigned largest; /* bits of a float without sign */
 };
 
-constexpr int LONGSUM_VECTOR = 4; /* elements a thread takes at once */
+constexpr int LONGSUM_VECTOR = 8; /* elements a thread takes at once */
 constexpr int LONGSUM_THREADS = REDUCE_LANES / LONGSUM_VECTOR;
+constexpr int LONGSUM_LIST = 16; /* arrays of a wave at most */
 #ifdef FP4D_CUDA_MODEL
 constexpr int LONGSUM_WAVE = 4; /* tests have several */
 #else
@@ -75,17 +77,33 @@ constexpr int LONGSUM_WAVE = 16384;
 #endif
 constexpr int LONGSUM_SCRATCH_BYTES = (LONGSUM_WAVE + 1) * (int)sizeof(struct longsum_part);
 
-/* add(total) when the last wave is in.  Four threads, of a warp each, add one figure
+/* Which chunks a wave's blocks take.  One that begins inside an array or does not reach its end has this array alone. */
+struct longsum_wave {
+  int array, count;            /* the arrays: array .. array + count - 1 of the list */
+  int begin[LONGSUM_LIST + 1]; /* parts of the wave's i-th array: begin[i] .. begin[i + 1] - 1 */
+  int64_t chunk;               /* the first array's first chunk here; the others' is 0 */
+  bool first, last;            /* the first array begins, the last one ends here */
+};
+
+/* The block's array within the wave, and the first element of its chunk. */
+CUDA_INLINE int longsum_place(const struct longsum_wave &w, int64_t &element) {
+  int i = 0;
+  while (static_cast<int>(blockIdx.x) >= w.begin[i + 1]) i++;
+  element = ((i == 0 ? w.chunk : 0) + static_cast<int>(blockIdx.x) - w.begin[i]) * REDUCE_CHUNK;
+  return i;
+}
+
+/* add(i, total) when the wave's i-th array is in.  Four threads, of a warp each, add one figure
  * each: a chain of additions in registers, of parts that stand in shared memory. */
 template <typename ADD>
-static __global__ void longsum_total(struct longsum_part *parts, int n, bool first, bool last, ADD add) {
+static __global__ void longsum_total(struct longsum_part *parts, const __grid_constant__ struct longsum_wave w, const __grid_constant__ ADD add) {
   __shared__ struct longsum_part piece[LONGSUM_THREADS];
   __shared__ struct longsum_part total;
-  const int t = (int)threadIdx.x, figure = t % 32 == 0 ? t / 32 : -1;
+  const int t = static_cast<int>(threadIdx.x), figure = t % 32 == 0 ? t / 32 : -1, array = static_cast<int>(blockIdx.x);
   struct longsum_part own = {};
-  if (!first && figure >= 0) own = parts[LONGSUM_WAVE];
-  for (int from = 0; from < n; from += LONGSUM_THREADS) {
-    const int have = n - from < LONGSUM_THREADS ? n - from : LONGSUM_THREADS;
+  if (!w.first && figure >= 0) own = parts[LONGSUM_WAVE];
+  for (int from = w.begin[array]; from < w.begin[array + 1]; from += LONGSUM_THREADS) {
+    const int have = w.begin[array + 1] - from < LONGSUM_THREADS ? w.begin[array + 1] - from : LONGSUM_THREADS;
     if (t < have) piece[t] = parts[from + t];
     __syncthreads();
     if (figure == 0)
@@ -104,26 +122,44 @@ static __global__ void longsum_total(struct longsum_part *parts, int n, bool fir
   if (figure == 3) total.largest = own.largest;
   __syncthreads();
   if (t != 0) return;
-  if (last) add(total);
+  if (w.last) add(array, total);
   else parts[LONGSUM_WAVE] = total;
 }
 
-/* launch(first_chunk, chunks, parts) for each wave of an array of n elements; add_up(chunks, first, last) after each. */
-template <typename LAUNCH, typename ADD_UP>
-static inline void longsum_waves(struct cuda_device *d, int64_t n, LAUNCH launch, ADD_UP add_up) {
+/* wave(w, parts) for each wave of `count` arrays of n[i] >= 0 elements. */
+template <typename WAVE> static inline void longsum_waves(struct cuda_device *d, const int64_t *n, int count, WAVE wave) {
   CUDA_REQUIRE(d->scratch_bytes >= LONGSUM_SCRATCH_BYTES, "scratch is too small");
-  const int64_t chunks = (n + REDUCE_CHUNK - 1) / REDUCE_CHUNK;
-  for (int64_t first = 0; first < chunks; first += LONGSUM_WAVE) {
-    const int wave = (int)(chunks - first < LONGSUM_WAVE ? chunks - first : LONGSUM_WAVE);
-    launch(first, wave, (struct longsum_part *)(void *)d->scratch);
-    add_up(wave, first == 0, first + wave == chunks);
+  struct longsum_part *parts = (struct longsum_part *)(void *)d->scratch;
+  struct longsum_wave w = {};
+  for (int i = 0; i < count; i++) {
+    const int64_t chunks = (n[i] + REDUCE_CHUNK - 1) / REDUCE_CHUNK;
+    if (w.count > 0 && (w.count == LONGSUM_LIST || w.begin[w.count] + chunks > LONGSUM_WAVE)) {
+      wave(w, parts);
+      w.count = 0;
+    }
+    if (w.count == 0) w = {i, 0, {0}, 0, true, true};
+    for (; chunks - w.chunk > LONGSUM_WAVE; w.chunk += LONGSUM_WAVE, w.first = false) { /* longer than a wave, so alone */
+      struct longsum_wave piece = w;
+      piece.count = 1, piece.begin[1] = LONGSUM_WAVE, piece.last = false;
+      wave(piece, parts);
+    }
+    w.begin[w.count + 1] = w.begin[w.count] + static_cast<int>(chunks - w.chunk);
+    w.count++;
+    if (!w.first) { /* the rest of a long one */
+      wave(w, parts);
+      w.count = 0;
+    }
   }
+  if (w.count > 0) wave(w, parts);
 }
 
-/* The same, then add(total) on the device. */
-template <typename LAUNCH, typename ADD> static inline void longsum(struct cuda_device *d, int64_t n, LAUNCH launch, ADD add) {
-  longsum_waves(d, n, launch, [&](int wave, bool first, bool last) {
-    CUDA_LAUNCH(d, (longsum_total<ADD>), 1, LONGSUM_THREADS, 0, (struct longsum_part *)(void *)d->scratch, wave, first, last, add);
+/* launch(w, parts) for each wave, then add_of(w), which adds the totals on the device. */
+template <typename LAUNCH, typename ADD_OF>
+static inline void longsum(struct cuda_device *d, const int64_t *n, int count, LAUNCH launch, ADD_OF add_of) {
+  longsum_waves(d, n, count, [&](const struct longsum_wave &w, struct longsum_part *parts) {
+    auto add = add_of(w);
+    if (w.begin[w.count] > 0) launch(w, parts);
+    CUDA_LAUNCH(d, (longsum_total<decltype(add)>), static_cast<unsigned>(w.count), LONGSUM_THREADS, 0, parts, w, add);
   });
 }
 
