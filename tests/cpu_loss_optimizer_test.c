@@ -156,7 +156,7 @@ static const struct draw draw = {.seed = 0x123456789ABCDEFu, .update = 17, .oper
 enum { LAYER = 5 };
 
 /* Updates elements [first, first + n) of x. */
-static void update(struct device *d, struct tensor *x, int64_t first, int64_t n, const struct adamw *a,
+static void update(struct device *d, struct tensor *x, int64_t first, int64_t n, const struct adamw *a, float weight_decay,
                    struct update_measure *measured) {
   const struct adamw_tensor t = {.param = (char *)x->param.data + (size_t)first * dtype_bytes(x->param.dtype),
                                  .master = x->master.data ? (float *)x->master.data + first : NULL,
@@ -164,7 +164,7 @@ static void update(struct device *d, struct tensor *x, int64_t first, int64_t n,
                                  .v = (float *)x->v.data + first,
                                  .grad = (const char *)x->grad.data + (size_t)first * dtype_bytes(x->grad.dtype),
                                  .n = n,
-                                 .weight_decay = decay,
+                                 .weight_decay = weight_decay,
                                  .layer = LAYER,
                                  .first = (uint64_t)first,
                                  .measured = measured};
@@ -184,7 +184,7 @@ TEST(adamw) {
     struct update_measure got[3] = {{1.0, 2.0}, {1.0, 2.0}, {1.0, 2.0}};
     for (int k = 0; k < 3; k++) {
       x[k] = tensor(kinds[i % 4].type, kinds[i % 4].master, n, 40 + (uint64_t)i);
-      update(dev[k], &x[k], 0, n, &adam, &got[k]);
+      update(dev[k], &x[k], 0, n, &adam, decay, &got[k]);
       CHECK(tensor_same(&x[0], &x[k]) && memcmp(&got[0], &got[k], sizeof *got) == 0);
     }
     double change = 1.0, weight = 2.0;
@@ -214,7 +214,7 @@ TEST(adamw) {
     CHECK_CLOSE(got[0].weight_sum_squares / weight, 1.0, 1e-12);
     /* Not measured: the same update. */
     struct tensor y = tensor(kinds[i % 4].type, kinds[i % 4].master, n, 40 + (uint64_t)i);
-    update(dev[1], &y, 0, n, &adam, NULL);
+    update(dev[1], &y, 0, n, &adam, decay, NULL);
     CHECK(tensor_same(&x[0], &y));
     tensor_drop(&y), tensor_drop(&old);
     for (int k = 0; k < 3; k++) tensor_drop(&x[k]);
@@ -234,14 +234,14 @@ TEST(adamw_of_bf16_gradients) {
       test_set(&narrow.grad, e, test_get(&wide.grad, e));
       test_set(&wide.grad, e, test_get(&narrow.grad, e));
     }
-    update(dev[0], &wide, 0, n, &adam, &got[0]);
-    update(dev[i % 3], &narrow, n / 2, n - n / 2, &adam, NULL);
-    update(dev[i % 3], &narrow, 0, n / 2, &adam, NULL);
+    update(dev[0], &wide, 0, n, &adam, decay, &got[0]);
+    update(dev[i % 3], &narrow, n / 2, n - n / 2, &adam, decay, NULL);
+    update(dev[i % 3], &narrow, 0, n / 2, &adam, decay, NULL);
     CHECK(tensor_same(&wide, &narrow));
     struct tensor whole = tensor(kinds[i % 4].type, kinds[i % 4].master, n, 80 + (uint64_t)i);
     free(whole.grad.data);
     whole.grad = test_copy(&narrow.grad);
-    update(dev[1], &whole, 0, n, &adam, &got[1]);
+    update(dev[1], &whole, 0, n, &adam, decay, &got[1]);
     CHECK(memcmp(&got[0], &got[1], sizeof *got) == 0);
     tensor_drop(&wide), tensor_drop(&narrow), tensor_drop(&whole);
   }
@@ -250,9 +250,9 @@ TEST(adamw_of_bf16_gradients) {
 TEST(stochastic_rounding_knows_no_slices) {
   enum { N = 3000 };
   struct tensor whole = tensor(DTYPE_BF16, false, N, 3), parts = tensor(DTYPE_BF16, false, N, 3);
-  update(dev[0], &whole, 0, N, &adam, NULL);
+  update(dev[0], &whole, 0, N, &adam, decay, NULL);
   static const int64_t cuts[] = {0, 1, 4, 13, 1024, 1033, 2999, N};
-  for (int i = 6; i >= 0; i--) update(dev[i % 3], &parts, cuts[i], cuts[i + 1] - cuts[i], &adam, NULL);
+  for (int i = 6; i >= 0; i--) update(dev[i % 3], &parts, cuts[i], cuts[i + 1] - cuts[i], &adam, decay, NULL);
   CHECK(tensor_same(&whole, &parts));
   tensor_drop(&whole), tensor_drop(&parts);
 }
@@ -297,7 +297,7 @@ TEST(stochastic_rounding_is_unbiased) {
   for (int f = 0; f < 4; f++) {
     struct tensor x = ones(N);
     struct adamw a = steady((float)(fractions[f] * 0x1p-7));
-    update(dev[1], &x, 0, N, &a, NULL);
+    update(dev[1], &x, 0, N, &a, 0, NULL);
     int64_t ups = 0, pairs = 0;
     for (int64_t i = 0; i < N; i++) {
       bool up = test_get(&x.param, i) > 1.0;
@@ -419,8 +419,8 @@ TEST(bits_are_fixed) {
   for (int i = 0; i < 4; i++) {
     struct tensor t = tensor(kinds[i].type, kinds[i].master, 70001, 9);
     struct update_measure moved = {0};
-    update(dev[1], &t, 0, t.n, &adam, &moved);
-    update(dev[1], &t, 0, t.n, &adam, &moved);
+    update(dev[1], &t, 0, t.n, &adam, decay, &moved);
+    update(dev[1], &t, 0, t.n, &adam, decay, &moved);
     uint64_t h = test_hash_matrix(test_hash_matrix(TEST_HASH_START, &t.param), &t.m);
     CHECK_HASH(test_hash(test_hash_matrix(h, &t.v), &moved, 2, 8), expected[i]);
     tensor_drop(&t);
