@@ -22,6 +22,7 @@ enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 };
+enum cublasLtMatmulTile_t { CUBLASLT_MATMUL_TILE_UNDEFINED = 0, CUBLASLT_MATMUL_TILE_128x128 = 20, CUBLASLT_MATMUL_TILE_256x128 = 24 };
 enum cublasLtReductionScheme_t { CUBLASLT_REDUCTION_SCHEME_INPLACE = 1, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
 enum cublasLtMatmulAlgoConfigAttributes_t {
   CUBLASLT_ALGO_CONFIG_ID,
@@ -51,6 +52,7 @@ struct cublasLtMatmulAlgo_t {
   double_operation operation;
   double_layout layout[3];
   uint32_t align[4];
+  uint32_t tile;
 };
 struct cublasLtMatmulHeuristicResult_t {
   cublasLtMatmulAlgo_t algo;
@@ -140,13 +142,14 @@ struct cuda_cublaslt {
     const bool types = a->type == b->type && c->type == d->type && (d->type == CUDA_R_32F || a->type == CUDA_R_16BF);
     if (!types || double_finds_nothing || wanted < 2) return double_finds_nothing ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
     found[0].state = CUBLAS_STATUS_NOT_SUPPORTED;
-    found[1] = {{*o, {*a, *b, *d}, {p->align[0], p->align[1], p->align[2], p->align[3]}}, p->workspace, CUBLAS_STATUS_SUCCESS};
+    found[1] = {{*o, {*a, *b, *d}, {p->align[0], p->align[1], p->align[2], p->align[3]}, CUBLASLT_MATMUL_TILE_128x128}, p->workspace, CUBLAS_STATUS_SUCCESS};
     *count = 2;
     return CUBLAS_STATUS_SUCCESS;
   }
-  static cublasStatus_t MatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *, cublasLtMatmulAlgoConfigAttributes_t, void *value, size_t bytes,
+  static cublasStatus_t MatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *a, cublasLtMatmulAlgoConfigAttributes_t which, void *value, size_t bytes,
                                                      size_t *written) {
     memset(value, 0, bytes);
+    if (which == CUBLASLT_ALGO_CONFIG_TILE_ID) memcpy(value, &a->tile, sizeof a->tile);
     *written = bytes;
     return CUBLAS_STATUS_SUCCESS;
   }

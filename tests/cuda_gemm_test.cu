@@ -190,6 +190,30 @@ TEST(choices_are_kept) {
   close_subject(&s);
 }
 
+/* Of what can be run: the preferred tile for a large BF16 product, else the heuristic's first. */
+TEST(large_products_prefer_a_tile) {
+  struct subject s = open_subject();
+  const struct cuda_cublaslt *lt = cuda_of(s.r.gpu)->gemm->lt;
+  cublasLtMatmulHeuristicResult_t found[4] = {};
+  found[0].state = CUBLAS_STATUS_NOT_SUPPORTED, found[0].algo.tile = PREFERRED_TILE;
+  found[1].algo.tile = CUBLASLT_MATMUL_TILE_128x128;
+  found[2].algo.tile = PREFERRED_TILE, found[2].workspaceSize = WORKSPACE + 1;
+  found[3].algo.tile = PREFERRED_TILE;
+  struct cuda_product_key k = {LARGE, LARGE, LARGE, LARGE, DTYPE_BF16, DTYPE_BF16, VIEW_ROW, VIEW_ROW, 0, 256, 256, 256, 256};
+  CHECK_EQ_I64(chosen(lt, &k, found, 4), 3);
+  CHECK_EQ_I64(chosen(lt, &k, found, 3), 1);
+  CHECK_EQ_I64(chosen(lt, &k, found, 1), -1);
+  k.operands = DTYPE_F32;
+  CHECK_EQ_I64(chosen(lt, &k, found, 4), 1);
+  k.operands = DTYPE_BF16;
+  for (int64_t *side : {&k.m, &k.n, &k.k}) {
+    *side = LARGE - 1;
+    CHECK_EQ_I64(chosen(lt, &k, found, 4), 1);
+    *side = LARGE;
+  }
+  close_subject(&s);
+}
+
 /* Rows of a larger matrix are less aligned than the whole, and the library is told so. */
 TEST(alignment_is_told) {
   struct subject s = open_subject();
@@ -236,6 +260,7 @@ int main(void) {
   RUN(results_by_way_of_fp32_in_pieces);
 #ifdef FP4D_CUDA_MODEL
   RUN(choices_are_kept);
+  RUN(large_products_prefer_a_tile);
   RUN(alignment_is_told);
   RUN(a_product_without_algorithm_is_a_fault);
 #endif

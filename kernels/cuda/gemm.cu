@@ -12,10 +12,11 @@
  *   out, add              [M, N]         N x M, ld N
  *
  * Sums are FP32 (no TF32 for FP32 operands).  The algorithm of a product depends on
- * its shape, views, types and pointers' alignment alone: the first that the library's
- * heuristic names for them, of those that do not reduce in place or in the output's
- * type; so a run has the same bits again on the same GPU model with the same
- * library version, which the run's record has.  It is chosen at the product's first use.
+ * its shape, views, types and pointers' alignment alone: of those that the library's
+ * heuristic names for them and that do not reduce in place or in the output's type the
+ * first, or of a large BF16 product the first with PREFERRED_TILE; so a run has the same
+ * bits again on the same GPU model with the same library version, which the run's record
+ * has.  It is chosen at the product's first use.
  *
  * Types that the library does not write (a BF16 result of FP32 operands, an FP32
  * addend of a BF16 result) take a way by FP32 results in scratch, some rows at a time.
@@ -33,6 +34,11 @@ extern "C" {
 
 /* The workspace that NVIDIA recommends for Hopper, and as much for FP32 rows. */
 enum { WORKSPACE = 32 << 20, ROWS = 32 << 20, PRODUCTS = 128, CANDIDATES = 8 };
+
+/* Products whose sides all have so many elements keep an H200 at its power limit.  There this
+ * tile is the fastest, or within 1 % of it, for every linear of Llama 8B in all three passes;
+ * the heuristic's first choice, made for a cool GPU, is up to 7 % behind (docs/performance.md). */
+enum { LARGE = 2048, PREFERRED_TILE = CUBLASLT_MATMUL_TILE_256x128 };
 
 /* What an algorithm is chosen for. */
 struct cuda_product_key {
@@ -116,13 +122,19 @@ bool describe_product(struct cuda_device *d, struct cuda_product *p) {
          check(d, lt->MatrixLayoutCreate(&p->out, type_of(k->out), n, m, k->n), "cublasLtMatrixLayoutCreate", k);
 }
 
+uint32_t tile_of(const struct cuda_cublaslt *lt, const cublasLtMatmulAlgo_t *algorithm) {
+  uint32_t tile = CUBLASLT_MATMUL_TILE_UNDEFINED;
+  size_t written;
+  lt->MatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &written);
+  return tile;
+}
+
 /* What start-up's log says of a choice. */
 void log_choice(const struct cuda_cublaslt *lt, const struct cuda_product *p) {
   int32_t id = -1, splits = 1;
-  uint32_t tile = 0, stages = 0, scheme = 0;
+  uint32_t stages = 0, scheme = 0;
   size_t written;
   lt->MatmulAlgoConfigGetAttribute(&p->algorithm, CUBLASLT_ALGO_CONFIG_ID, &id, sizeof id, &written);
-  lt->MatmulAlgoConfigGetAttribute(&p->algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &written);
   lt->MatmulAlgoConfigGetAttribute(&p->algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, &stages, sizeof stages, &written);
   lt->MatmulAlgoConfigGetAttribute(&p->algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits, &written);
   lt->MatmulAlgoConfigGetAttribute(&p->algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme, &written);
@@ -130,7 +142,19 @@ void log_choice(const struct cuda_cublaslt *lt, const struct cuda_product *p) {
   log_debug("contract %s [%lld, %lld, %lld] %s x %s to %s%s: algorithm %d, tile %u, stages %u, %d splits of K (scheme %u), %zu bytes",
             dtype_name(k->operands), static_cast<long long>(k->m), static_cast<long long>(k->n), static_cast<long long>(k->k),
             k->view_a == VIEW_ROW ? "row" : "column", k->view_b == VIEW_ROW ? "row" : "column", dtype_name(k->out),
-            k->add ? ", added" : "", id, tile, stages, splits, scheme, p->workspace);
+            k->add ? ", added" : "", id, tile_of(lt, &p->algorithm), stages, splits, scheme, p->workspace);
+}
+
+/* Of the heuristic's results the one that is taken; -1: none can be. */
+int chosen(const struct cuda_cublaslt *lt, const struct cuda_product_key *k, const cublasLtMatmulHeuristicResult_t *found, int count) {
+  const bool large = k->operands == DTYPE_BF16 && k->m >= LARGE && k->n >= LARGE && k->k >= LARGE;
+  int first = -1;
+  for (int i = 0; i < count; i++) {
+    if (found[i].state != CUBLAS_STATUS_SUCCESS || found[i].workspaceSize > WORKSPACE) continue;
+    if (!large || tile_of(lt, &found[i].algo) == PREFERRED_TILE) return i;
+    if (first < 0) first = i;
+  }
+  return first;
 }
 
 bool choose_algorithm(struct cuda_device *d, struct cuda_product *p) {
@@ -163,14 +187,12 @@ bool choose_algorithm(struct cuda_device *d, struct cuda_product *p) {
                        "cublasLtMatmulAlgoGetHeuristic", k);
   lt->MatmulPreferenceDestroy(preference);
   if (!good) return false;
-  for (int i = 0; i < count; i++) {
-    if (found[i].state != CUBLAS_STATUS_SUCCESS || found[i].workspaceSize > WORKSPACE) continue;
-    p->algorithm = found[i].algo;
-    p->workspace = found[i].workspaceSize;
-    log_choice(lt, p);
-    return true;
-  }
-  return check(d, CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", k);
+  const int i = chosen(lt, k, found, count);
+  if (i < 0) return check(d, CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", k);
+  p->algorithm = found[i].algo;
+  p->workspace = found[i].workspaceSize;
+  log_choice(lt, p);
+  return true;
 }
 
 /* The product's descriptors and algorithm, made at its first use. */
