@@ -226,6 +226,7 @@ void sm90_bulk_load(void *to, const void *from, uint64_t *b, uint32_t bytes) {
 }
 
 void sm90_model_store(const CUtensorMap *map, const void *from, int rank, int x, int y, int z) {
+  if (x < 0 || y < 0 || z < 0) cuda_model_fail("TMA store at %d, %d, %d: an H200 faults at negative coordinates", x, y, z);
   copy c = copy_new(map, from, rank, x, y, z);
   c.group = store_group[c.thread];
   copies.push_back(c);

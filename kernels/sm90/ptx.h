@@ -23,7 +23,7 @@
  * TMA: tiles between global and shared memory by one thread, through a map (kernels/sm90/tensor_map.h).
  *   sm90_tma_load_2d(to, map, b, x, y)        elements outside the tensor are zero; counts the whole box's
  *   sm90_tma_load_3d(to, map, b, x, y, z)     bytes on b.  x counts elements of the contiguous dimension
- *   sm90_tma_store_2d(map, from, x, y), _3d   elements outside are not written
+ *   sm90_tma_store_2d(map, from, x, y), _3d   elements outside are not written; no coordinate is negative
  *   sm90_bulk_load(to, from, b, bytes)        contiguous bytes of global memory, without a map; all multiples of 16
  *   sm90_bulk_commit()                        closes this thread's group of stores
  *   sm90_bulk_wait_read<N>()                  all but its N newest groups have read their shared memory
