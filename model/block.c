@@ -59,10 +59,10 @@ void block_backward(struct model *m, struct block *b, struct block *below, const
   }
 
   /* (3) gated FFN */
-  linear_backward(m, down, &m->d_act);
+  linear_backward(m, down, &m->d_act, m->fresh);
   struct emission e = emission_of_dy(m, gate_up, b->layer, p);
   k->swiglu_backward(d, &e, &m->d_act, &b->gate_up);
-  linear_backward(m, gate_up, &m->d_normed);
+  linear_backward(m, gate_up, &m->d_normed, m->fresh);
 
   /* (4) RMSNorm; the stream's gradient is the dY of the output projection */
   e = emission_of_dy(m, out, b->layer, p);
@@ -70,7 +70,7 @@ void block_backward(struct model *m, struct block *b, struct block *below, const
   k->add_rmsnorm_backward(d, &e, &b->d_ffn_gain, &m->d_normed, &m->d_residual, &b->x_mid, b->ffn_rstd, &b->ffn_gain);
 
   /* (2) output projection <- attention <- RoPE */
-  linear_backward(m, out, &m->d_attended);
+  linear_backward(m, out, &m->d_attended, m->fresh);
   const struct attention_formats *formats = &b->payload.formats;
   const struct attention_gradient *g = attention_format_plain(formats->d_out) ? NULL : &m->attention_gradient;
   if (g) k->attention_gradient(d, g, m->attention_counts, &m->d_attended, &b->attended, b->lse, formats, shape);
@@ -78,7 +78,7 @@ void block_backward(struct model *m, struct block *b, struct block *below, const
                         p->b->starts, shape);
   e = emission_of_dy(m, qkv, b->layer, p);
   k->rope_backward(d, &e, &m->d_qkv, m->cos_sin, shape);
-  linear_backward(m, qkv, &m->d_normed);
+  linear_backward(m, qkv, &m->d_normed, m->fresh);
 
   /* (1) RMSNorm; the stream's gradient is the dY of `down` in the block below */
   if (below)

@@ -77,7 +77,7 @@ void head_loss_backward(struct model *m, const struct pass *p, float grad_scale,
     struct emission dy = emission_of_dy(m, &l, 0, p);
     dy.draw.first_sample += (uint64_t)(first / m->shape.seq_len); /* a chunk that draws begins with a sample */
     pack(m, &dy, &l.dy.plain);
-    linear_backward(m, &l, &dx);
+    linear_backward(m, &l, &dx, m->fresh && first == 0);
   }
   struct block *last = &m->block[m->config.n_layers - 1];
   struct emission out = emission_of_dy(m, &last->linear[LINEAR_DOWN], last->layer, p);

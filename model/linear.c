@@ -55,12 +55,12 @@ void linear_forward(struct model *m, struct linear *l, struct matrix *y) {
   m->d->k->contract(m->d, y, &x, &w, NULL);
 }
 
-void linear_backward(struct model *m, struct linear *l, struct matrix *dx) {
+void linear_backward(struct model *m, struct linear *l, struct matrix *dx, bool first) {
   tell(m, l, TENSOR_DY, &l->dy);
   struct operand dy = views_operand(&l->dy, VIEW_ROW), w = views_operand(&l->w, VIEW_COLUMN);
   m->d->k->contract(m->d, dx, &dy, &w, NULL);
   struct operand dy_t = views_operand(&l->dy, VIEW_COLUMN), x_t = views_operand(&l->x, VIEW_COLUMN);
-  m->d->k->contract(m->d, &l->gradient, &dy_t, &x_t, &l->gradient);
+  m->d->k->contract(m->d, &l->gradient, &dy_t, &x_t, first ? NULL : &l->gradient);
 }
 
 void linear_refresh(struct model *m, struct linear *l) {

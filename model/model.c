@@ -200,8 +200,18 @@ float *model_adam_v(const struct model *m) { return m->adam_v; }
 void *model_gradients(const struct model *m) { return m->gradients; }
 enum dtype model_gradient_dtype(const struct model *m) { return m->shape.gradient_dtype; }
 
+static void clear_matrix(struct model *m, const struct matrix *x) {
+  m->d->k->clear(m->d, x->data, (size_t)(x->rows * x->cols) * dtype_bytes(x->dtype));
+}
+
 void model_clear_gradients(struct model *m) {
-  m->d->k->clear(m->d, m->gradients, (size_t)m->elements * dtype_bytes(m->shape.gradient_dtype));
+  if (m->d_embedding.data != m->head.output.gradient.data) clear_matrix(m, &m->d_embedding);
+  clear_matrix(m, &m->head.d_gain);
+  for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
+    clear_matrix(m, &m->block[layer].d_attention_gain);
+    clear_matrix(m, &m->block[layer].d_ffn_gain);
+  }
+  m->fresh = true;
 }
 
 void model_set_forward(struct model *m, enum forward_kind kind) {
@@ -289,6 +299,7 @@ void model_forward_backward(struct model *m, const struct micro_batch *b, float 
   for (int layer = (int)m->config.n_layers - 1; layer >= 0; layer--)
     block_backward(m, &m->block[layer], layer > 0 ? &m->block[layer - 1] : NULL, &p);
   m->d->k->embedding_backward(m->d, &m->d_embedding, &m->d_residual, b->inputs);
+  m->fresh = false;
 }
 
 /* ---- what was seen ------------------------------------------------------------ */

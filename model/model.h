@@ -112,7 +112,8 @@ float *model_adam_v(const struct model *m);
 const struct param_share *model_param_share(const struct model *m, int i);
 int64_t model_share_elements(const struct model *m); /* of these buffers */
 enum dtype model_gradient_dtype(const struct model *m);
-void model_clear_gradients(struct model *m);    /* zeros, on the device; before the first micro-batch of an update */
+/* On the device, before the first micro-batch of an update: what that one does not write, but adds to, becomes zero. */
+void model_clear_gradients(struct model *m);
 
 /* Initial values from the seed alone (Philox by parameter and element, normal
  * by inverse distribution function, truncated); moments zeroed, master = the

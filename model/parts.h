@@ -85,6 +85,7 @@ struct model {
   void *params;
   float *master, *adam_m, *adam_v;
   void *gradients;
+  bool fresh; /* the next backward is the first of an update: it writes the linears' gradients, others add */
 
   struct matrix embedding, d_embedding; /* [vocab, hidden] */
   struct block *block;
@@ -141,7 +142,8 @@ struct emission emission_of_dy(struct model *m, struct linear *l, int layer, con
 /* The operand of `view` as fprop reads it: in the forward tail the plain matrix. */
 struct operand views_forward(const struct model *m, const struct views *v);
 void linear_forward(struct model *m, struct linear *l, struct matrix *y);   /* y = X W^T */
-void linear_backward(struct model *m, struct linear *l, struct matrix *dx); /* dx = dY W; gradient += dY^T X */
+/* dx = dY W; gradient = dY^T X, of the first, or += dY^T X. */
+void linear_backward(struct model *m, struct linear *l, struct matrix *dx, bool first);
 void linear_refresh(struct model *m, struct linear *l);
 
 /* ---- block.c ------------------------------------------------------------- */
