@@ -184,6 +184,12 @@ $(MODEL_PROGRAM): $(BUILD)/trainer/main.o $(BUILD)/model/kernels/device.o $(MODE
 	$(SAY) LD $@
 	$(Q)$(CXX) -fsanitize=undefined -o $@ $^ $(LDLIBS)
 
+# Worlds of the host model's GPUs: the same programs as on GPUs.
+$(BUILD)/model/tests/%_main: $(BUILD)/tests/%_main.o $(BUILD)/model/kernels/device.o $(MODEL_OBJECTS) $(LIBRARY)
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CXX) -fsanitize=undefined -o $@ $^ $(LDLIBS)
+
 $(BUILD)/gpu/%.o: tests/%.cu Makefile
 	@mkdir -p $(@D)
 	$(SAY) NVCC $<
@@ -196,7 +202,7 @@ $(BUILD)/gpu/%: $(BUILD)/gpu/%.o $(LIBRARY)
 gpu-tests: $(GPU_TESTS)
 check-gpu: ## the CUDA backend's tests on this machine's GPU (sm_90a)
 	@$(if $(CUDA),,echo "no nvcc was found (NVCC=PATH): there is no CUDA backend to test" >&2; exit 69)
-	@$(MAKE) -j$(JOBS) --no-print-directory all gpu-tests
+	@$(MAKE) -j$(JOBS) --no-print-directory all gpu-tests $(BUILD)/tests/comm_link_main
 	@BUILD=$(BUILD) tests/check_gpu
 
 .SECONDARY: $(GPU_TESTS:%=%.o) $(UNITS:%=%.o) $(WORLDS:%=%.o) $(MODEL_OBJECTS)
@@ -204,7 +210,7 @@ units: $(UNITS) $(if $(MODEL_UNITS),$(MODEL_PROGRAM))
 unit: $(UNITS) ## run the unit tests of this build
 	@LSAN_OPTIONS=suppressions=$(CURDIR)/tests/lsan.supp:print_suppressions=0 tests/run $(if $(RUNNER),--with '$(RUNNER)') $(UNITS)
 
-worlds: $(WORLDS)
+worlds: $(WORLDS) $(if $(MODEL_UNITS),$(BUILD)/model/tests/comm_link_main)
 $(BUILD)/tests/trainer_masked_main: LDLIBS += -Wl,--wrap=data_sample
 $(BUILD)/tests/trainer_waits_main: LDLIBS += -Wl,--wrap=device_open_rank
 $(BUILD)/tests/trainer_overtaken_main: LDLIBS += -Wl,--wrap=manifest_read

@@ -14,13 +14,20 @@ struct exchange {
   double waited;
 };
 
-bool comm_exchange_open(struct comm *c, int most, struct error *e) {
+int64_t comm_exchange_staging_bytes(const struct device *d, int world) {
+  return world == 1 || d->k->host_memory ? 0 : (int64_t)256 << 20;
+}
+
+bool comm_exchange_open(struct comm *c, const struct comm_device *device, int most, struct error *e) {
   if (c->world == 1 || c->exchange) return true;
   struct exchange *x = calloc(1, sizeof *x);
-  if (!x) return error_set(e, ERROR_SYSTEM, "out of memory for exchanges");
-  x->transport = &comm_transport_mpi;
+  if (!comm_agree(c, x != NULL || error_set(e, ERROR_SYSTEM, "out of memory for exchanges"), e)) {
+    free(x);
+    return false;
+  }
+  x->transport = device->device->k->host_memory ? &comm_transport_mpi : &comm_transport_nccl;
   x->most = most;
-  x->state = x->transport->open(c, most, e);
+  x->state = x->transport->open(c, device, most, e);
   if (!x->state) {
     free(x);
     return false;
@@ -65,7 +72,11 @@ bool comm_finish(struct comm *c, int64_t ticket, struct error *e) {
 
 bool comm_finish_all(struct comm *c, struct error *e) { return !c->exchange || comm_finish(c, c->exchange->begun, e); }
 
-double comm_exchange_waited(const struct comm *c) { return c->exchange ? c->exchange->waited : 0; }
+double comm_exchange_waited(const struct comm *c) {
+  const struct exchange *x = c->exchange;
+  if (!x) return 0;
+  return x->transport->waited ? x->transport->waited(x->state) : x->waited;
+}
 
 void comm_exchange_close(struct comm *c) {
   struct exchange *x = c->exchange;

@@ -9,10 +9,15 @@
  * Sharding of gradients and optimizer state follows Rajbhandari et al., "ZeRO: Memory
  * Optimizations Toward Training Trillion Parameter Models" (stage 1).
  *
- * Over MPI a thread of this process moves the data, through host memory and a
- * communicator of its own: collectives of the caller's thread (comm.h) may go on
- * meanwhile.  While the caller's thread stands in comm_finish it counts as waiting:
- * the watchdog names the rank that holds it up, with its operation and update.
+ * Host memory is moved over MPI by a thread of this process and a communicator of its
+ * own: collectives of the caller's thread (comm.h) may go on meanwhile.  Device memory is
+ * moved by NCCL, beside the device's operations and in order with them: an exchange comes
+ * after the operations that the device was told before it was begun, and what the device is
+ * told after comm_finish comes after the exchange.  No host waits for a device.
+ *
+ * While the caller's thread stands in comm_finish it counts as waiting: the watchdog names
+ * the rank that holds it up, with its operation and update.  An exchange of devices that is
+ * under way longer than the limit of its phase ends the job, with rank, operation and update.
  */
 #ifndef FP4D_COMM_EXCHANGE_H
 #define FP4D_COMM_EXCHANGE_H
@@ -28,9 +33,21 @@ struct comm_part {
   enum dtype dtype;
 };
 
+/* Whose memory is exchanged, and memory of its for what other ranks send: as many bytes as
+ * comm_exchange_staging_bytes says, or other than 0 bytes that are fewer (and more rounds). */
+struct comm_device {
+  struct device *device;
+  void *staging;
+  int64_t staging_bytes;
+};
+
+/* 0 in a world of one, and where the device's memory is the host's. */
+int64_t comm_exchange_staging_bytes(const struct device *d, int world);
+
 /* Makes buffers and thread; once, by all ranks, before the first exchange.  At most
- * `most` exchanges are under way at once.  Nothing is allocated later. */
-bool comm_exchange_open(struct comm *c, int most, struct error *e);
+ * `most` exchanges are under way at once.  Nothing is allocated later.  Devices join
+ * NCCL's world here: two ranks on one GPU are refused (ERROR_DEVICE). */
+bool comm_exchange_open(struct comm *c, const struct comm_device *device, int most, struct error *e);
 
 /* Begin an exchange of n parts, which (the array and what it points at) must stay as
  * they are until it is finished; only the rows named here may be written meanwhile,
@@ -45,12 +62,14 @@ int64_t comm_reduce_scatter_begin(struct comm *c, const struct comm_part *parts,
 int64_t comm_all_gather_begin(struct comm *c, const struct comm_part *parts, int n);
 
 /* Waits until this exchange, and with it every one that was begun before it, is done
- * on this rank.  False: ERROR_COMMUNICATION, a broken world (comm.h): no exchange
+ * on this rank; of device memory: until it is certain that it comes before what the
+ * device is told next.  False: ERROR_COMMUNICATION, a broken world (comm.h): no exchange
  * after the one that failed is carried out. */
 bool comm_finish(struct comm *c, int64_t ticket, struct error *e);
 bool comm_finish_all(struct comm *c, struct error *e);
 
-/* Seconds that the caller's thread has stood in comm_finish since comm_exchange_open. */
+/* Seconds since comm_exchange_open that exchanges were waited for: by the caller's thread in
+ * comm_finish, or by the device's operations, of which those count that are over. */
 double comm_exchange_waited(const struct comm *c);
 
 /* Waits for what is under way and ends the thread; before the memory of a tensor is

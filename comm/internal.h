@@ -4,7 +4,7 @@
  * heartbeat thread (sends and receives beats over MPI) and the watch thread
  * (compares clocks, never calls MPI, so nothing can hold it up).  What they
  * share lies in `struct watch`, under its lock.  A fourth moves exchanges
- * (transport_mpi.c); it has a communicator of its own and shares nothing of this.
+ * (transport_mpi.c, transport_nccl.c); it has a communicator of its own.
  */
 #ifndef FP4D_COMM_INTERNAL_H
 #define FP4D_COMM_INTERNAL_H
@@ -50,6 +50,9 @@ struct watch {
   const char *operation;
   int64_t update;
   double operation_began;
+  int64_t exchange; /* ticket of the oldest of the device's that is under way; 0: none */
+  double exchange_since;
+  bool exchange_computed; /* the device has come to it */
   bool overrun; /* an operation is beyond its limit, since overrun_seen; the watch thread's own */
   double overrun_seen;
   pthread_t watch_thread, heartbeat_thread;
@@ -80,6 +83,17 @@ bool comm_mpi_failed(struct comm *c, int result, const char *what, struct error 
 
 /* The heartbeat thread's body (heartbeat.c); `argument` is the struct comm. */
 void *comm_heartbeat_run(void *argument);
+
+/* Of the thread that moves device memory: its oldest exchange under way (0: none), and whether
+ * the device has come to it. */
+void comm_watch_exchange(struct comm *c, int64_t ticket, bool computed);
+
+/* "in 'forward' of update 7", of this rank. */
+enum { COMM_PLACE_TEXT = 128 };
+void comm_place_text(struct comm *c, char text[COMM_PLACE_TEXT]);
+
+/* What comm_abort tries first, for at most three seconds, in a thread of its own; NULL: nothing. */
+void comm_abort_first(void (*what)(void *), void *argument);
 
 /* Seconds between two beats, and between two looks of the watch. */
 double comm_tick(const struct comm_limits *limits);

@@ -199,6 +199,19 @@ static bool find_overrun(struct comm *c, double now, char *text) {
   return true;
 }
 
+/* An exchange of this rank's device that takes longer than its phase allows.  All ranks that take part
+ * may see it: they speak in turns, too. */
+static bool find_slow_exchange(const struct comm *c, double now, char *text) {
+  const struct watch *w = &c->watch;
+  const struct place own = own_place(c, now);
+  if (!w->exchange || now - w->exchange_since <= own.limit_s + TURN_S * (c->rank < TURNS ? c->rank : TURNS)) return false;
+  size_t used = append(text, 0, "rank %d has had its exchange %lld under way for %.1f s (limit %g s) ", c->rank, (long long)w->exchange,
+                       now - w->exchange_since, own.limit_s);
+  used = append_place(text, used, &own);
+  append(text, used, w->exchange_computed ? ", which other ranks or the links between them hold up" : ", and its device has not come to it");
+  return true;
+}
+
 static bool find_fault(struct comm *c, double now, char *text) {
   const struct watch *w = &c->watch;
   if (w->heartbeat_failure[0]) {
@@ -212,13 +225,14 @@ static bool find_fault(struct comm *c, double now, char *text) {
     append_place(text, used, &place);
     return true;
   }
-  return find_silence(c, now, text) || find_overrun(c, now, text);
+  return find_silence(c, now, text) || find_slow_exchange(c, now, text) || find_overrun(c, now, text);
 }
 
 /* This process was stopped (a debugger, a suspended job) and goes on: the time is nobody's fault. */
 static void forgive(struct watch *w, double seconds) {
   w->operation_began += seconds;
   w->heartbeat_alive += seconds;
+  w->exchange_since += seconds;
   for (int i = 0; i < w->n_peers; i++) w->peers[i].heard += seconds;
 }
 
@@ -252,6 +266,24 @@ void comm_enter(struct comm *c, enum comm_phase phase, const char *operation, in
   w->update = update;
   w->operation_began = now;
   pthread_mutex_unlock(&w->lock);
+}
+
+void comm_watch_exchange(struct comm *c, int64_t ticket, bool computed) {
+  struct watch *w = &c->watch;
+  pthread_mutex_lock(&w->lock);
+  if (w->exchange != ticket) w->exchange_since = clock_seconds();
+  w->exchange = ticket;
+  w->exchange_computed = computed;
+  pthread_mutex_unlock(&w->lock);
+}
+
+void comm_place_text(struct comm *c, char text[COMM_PLACE_TEXT]) {
+  char all[REPORT_BYTES];
+  pthread_mutex_lock(&c->watch.lock);
+  const struct place own = own_place(c, clock_seconds());
+  append_place(all, 0, &own);
+  pthread_mutex_unlock(&c->watch.lock);
+  snprintf(text, COMM_PLACE_TEXT, "%.*s", COMM_PLACE_TEXT - 1, all);
 }
 
 bool comm_watch_prepare(struct comm *c, struct error *e) {

@@ -254,10 +254,12 @@ struct extent {
 };
 
 struct device; /* opaque */
+struct links;
 
 struct kernels {
   const char *backend; /* "cpu", "sm90", "sm100" */
   bool host_memory;    /* device pointers are ordinary memory, which the host may read and MPI may send */
+  const struct links *links; /* what moves device memory between ranks (kernels/link.h); NULL where host_memory */
 
   /* What the device computes with, for the run's record: "2 threads, contractions
    * by amx-bf16". */

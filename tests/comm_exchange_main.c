@@ -178,7 +178,8 @@ int main(int argc, char **argv) {
   sigaction(SIGTERM, &action, NULL);
   struct error e;
   joined = comm_open(0, &e);
-  if (!joined || !comm_exchange_open(joined, SHAPES, &e)) {
+  const struct comm_device host = {device_open("cpu", 1, &e), NULL, 0};
+  if (!joined || !host.device || !comm_exchange_open(joined, &host, SHAPES, &e)) {
     log_failure(&e);
     return (int)e.code;
   }

@@ -9,7 +9,7 @@ differ in the order of their sums alone, so the losses are close; a run must rep
 import os
 import sys
 
-from fp4d import BUILD, DEVICE, PREEMPTED, PROGRAM, Place, Skipped, check, main, same
+from fp4d import BUILD, DEVICE, DONE, PREEMPTED, PROGRAM, Place, Skipped, check, main, same
 
 BACKEND = os.environ.get("BACKEND", "sm90")
 GPU = bool(os.environ.get("GPU"))
@@ -38,11 +38,27 @@ def test_losses_follow_the_cpu():
     check(abs(a - b) <= 2e-2 * a, f"first gradient's norm: {b} beside {a}")
 
 
-def test_several_ranks_are_refused():
-    """Nothing moves gradients from GPU to GPU yet: said, on every rank, before anything is computed."""
-    out = place.train("ranks", {"run.backend": BACKEND}, 2)
-    check(out.code == DEVICE and ("NCCL" in out.text or "GPU of its own" in out.text), f"exit code {out.code}", out.text)
-    check(not os.path.exists(place.at("ranks", "metrics.jsonl")), "no run began")
+def ranks(name, np, gpus, **more):
+    return place.train(name, {"run.backend": BACKEND, **more}, np, environment={"FP4D_MODEL_GPUS": str(gpus), "NCCL_NVLS_ENABLE": "0"})
+
+
+def test_a_rank_without_a_gpu_is_refused():
+    np = 9 if GPU else 2
+    out = ranks("refused", np, 1, **{"train.global_batch": 2 * np}).expect(DEVICE, r"wants a GPU of its own, and it has \d")
+    check(not os.path.exists(place.at("refused", "metrics.jsonl")), "no run began", out.text)
+
+
+def test_two_ranks_follow_one():
+    """Gradients are summed over NCCL, weights copied: the losses are those of one rank but for the order of sums."""
+    one = run("gpu", BACKEND)
+    out = ranks("ranks", 2, 2)
+    if GPU and "and it has 1" in out.text:
+        raise Skipped("needs two GPUs")
+    out.expect(DONE)
+    two = place.column("ranks", "loss")
+    check(len(one) == len(two), "an update each", str((one, two)))
+    for i, (a, b) in enumerate(zip(one, two)):
+        check(abs(a - b) <= (1e-5 if i == 0 else 2e-2) * a, f"update {i + 1}: {b} beside {a}", str((one, two)))
 
 
 def on_a_gpu():

@@ -115,10 +115,12 @@ bool bench_collectives(struct bench *b, struct error *e) {
     error_set(e, ERROR_USAGE, "bench collectives: a world of one has nothing to sum");
     return error_hint(e, "mpirun -np 2 fp4d bench collectives");
   }
+  const struct comm_device host = {device_open("cpu", 1, e), NULL, 0};
+  if (!comm_agree(b->comm, host.device != NULL, e)) return false;
   const int64_t most = (b->a.megabytes ? b->a.megabytes : 64) << 18; /* elements */
   struct summing s = {.comm = b->comm, .x = calloc((size_t)most, sizeof(float)), .copy = calloc((size_t)most, sizeof(float))};
   bool good = comm_agree(b->comm, (s.x && s.copy) || error_set(e, ERROR_SYSTEM, "out of memory"), e);
-  good = good && comm_exchange_open(b->comm, 1, e);
+  good = good && comm_exchange_open(b->comm, &host, 1, e);
   if (good) bench_title(b, "%s\n  reduce-scatter, then all-gather: every rank ends with the FP32 sum, taken in rank order\n  %12s %12s %14s %14s %14s", comm_topology(b->comm), "bytes", "ms", "GB/s", "bus GB/s", "copy GB/s");
   for (int64_t n = 1024; good && n <= most; n = n < most && 16 * n > most ? most : 16 * n) {
     struct bench_seconds t, c;
@@ -138,6 +140,7 @@ bool bench_collectives(struct bench *b, struct error *e) {
               bytes / c.median * 1e-9);
   }
   comm_exchange_close(b->comm);
+  host.device->k->close(host.device);
   free(s.x);
   free(s.copy);
   return good;

@@ -127,6 +127,7 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
       [ARENA_ACTIVATIONS] = "what backward needs of every block",
       [ARENA_TRANSIENT] = "one block's or one boundary's, and the batch",
       [ARENA_HEAD] = "logits of a chunk",
+      [ARENA_COMMUNICATION] = "other ranks' gradients on their way into sums",
   };
   const bool large = arena->used >= 1000000000;
   char scratch[64];

@@ -8,7 +8,7 @@
 #include "base/checked.h"
 #include "base/log.h"
 #include "base/threads.h"
-#include "comm/share.h"
+#include "comm/exchange.h"
 #include "trainer/evaluate.h"
 #include "trainer/indexing.h"
 #include "trainer/shards.h"
@@ -105,6 +105,8 @@ bool run_lay_out(struct run *run, enum run_purpose purpose, struct error *e) {
   const int64_t n = model_param_number(run->model);
   run->gradient_measures = arena_take(&run->arena, ARENA_TRANSIENT, n, sizeof *run->gradient_measures);
   run->update_measures = arena_take(&run->arena, ARENA_TRANSIENT, n, sizeof *run->update_measures);
+  run->staging_bytes = purpose == RUN_TRAIN ? comm_exchange_staging_bytes(run->device, run->world) : 0;
+  run->staging = arena_take(&run->arena, ARENA_COMMUNICATION, run->staging_bytes, 1);
   return true;
 }
 

@@ -17,15 +17,15 @@ static struct comm_part *parts_of(const struct run *run, void *buffer, enum dtyp
 
 bool shards_open(struct run *run, struct error *e) {
   if (run->world == 1) return true;
-  if (!run->device->k->host_memory) {
-    error_set(e, ERROR_DEVICE, "backend %s trains on one rank, %d were started: ranks exchange gradients through host memory alone, NCCL is not there yet",
-              run->device->k->backend, run->world);
-    return error_hint(e, "start one process, or set run.backend to cpu");
-  }
   run->gradient_parts = parts_of(run, model_gradients(run->model), model_gradient_dtype(run->model));
   run->weight_parts = parts_of(run, model_params(run->model), run->config.train.param_dtype);
   const bool good = (run->gradient_parts && run->weight_parts) || error_set(e, ERROR_SYSTEM, "out of memory");
-  return comm_agree(run->comm, good, e) && comm_exchange_open(run->comm, model_unit_number(run->model), e);
+  const struct comm_device device = {run->device, run->staging, run->staging_bytes};
+  const struct config *c = &run->config;
+  const struct comm_limits limits = {c->limits.start_s, c->limits.update_s, c->limits.save_s, c->limits.heartbeat_s};
+  if (!comm_agree(run->comm, good && comm_watch(run->comm, &limits, e), e)) return false;
+  comm_enter(run->comm, COMM_START, "start of exchanges", -1); /* a rank that does not come to it is named */
+  return comm_exchange_open(run->comm, &device, model_unit_number(run->model), e);
 }
 
 void shards_close(struct run *run) {

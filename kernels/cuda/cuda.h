@@ -25,6 +25,7 @@
 extern "C" {
 #include "kernels/elementary.h"
 #include "kernels/kernels.h"
+#include "kernels/link.h"
 }
 
 struct cuda_gemm; /* what `contract` keeps: kernels/cuda/gemm.cu */
@@ -89,7 +90,10 @@ static inline void cuda_launch(struct cuda_device *d, const char *name, void (*k
   d->last_kernel = name;
 #ifdef FP4D_CUDA_MODEL
   auto run = [=] { kernel(static_cast<Parameters>(arguments)...); };
-  cuda_model_launch(name, grid, block, dynamic_shared_bytes, [](void *r) { (*static_cast<decltype(run) *>(r))(); }, &run);
+  cuda_model_submit(d->stream, [=]() mutable {
+    cuda_model_launch(name, grid, block, dynamic_shared_bytes, [](void *r) { (*static_cast<decltype(run) *>(r))(); }, &run);
+    return true;
+  });
 #else
   if (dynamic_shared_bytes > 48 * 1024)
     cuda_keep_fault(d, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(dynamic_shared_bytes)), name);
@@ -122,6 +126,8 @@ struct device *cuda_open(const char *backend, int ordinal, struct error *e);
  * CPU's.  The machine becomes one that the backend is for. */
 struct device *cuda_model_open(const char *backend, struct error *e);
 #endif
+
+extern const struct links cuda_links; /* link.cu */
 
 /* ---- the operations: kernels.h says what each does ----------------------- */
 const char *cuda_refuse_encoding(const struct device *d, const struct encoding *e, enum view view);

@@ -110,6 +110,7 @@ void close_device(struct device *dd) {
 struct kernels shared_table(const char *backend) {
   struct kernels k = {};
   k.backend = backend;
+  k.links = &cuda_links;
   k.describe = describe;
   k.refuse_encoding = cuda_refuse_encoding;
   k.refuse_attention = cuda_refuse_attention;

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/nccl.h"
+
 #define WORD_(x) #x
 #define WORD(x) WORD_(x)
 #define CUBLASLT "libcublasLt.so." WORD(CUBLAS_VER_MAJOR)
@@ -29,17 +31,63 @@ static void not_found(const char *name, const char *package, struct error *e) {
   error_hint(e, "install %s, or set CUDA_HOME or LD_LIBRARY_PATH to where it is", package);
 }
 
-bool cuda_nccl_version(int *version, struct error *e) {
+/* A library's functions by name into a table of pointers. */
+struct entry {
+  const char *name;
+  size_t at;
+};
+
+static bool take(void *table, const struct entry *entries, size_t n, void *library, const char *name, struct error *e) {
+  for (size_t i = 0; i < n; i++) {
+    void *function = dlsym(library, entries[i].name);
+    if (!function) return error_set(e, ERROR_DEVICE, "%s has no %s", name, entries[i].name);
+    memcpy((char *)table + entries[i].at, &function, sizeof function);
+  }
+  return true;
+}
+
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+_Static_assert((int)ncclSuccess == NCCL_SUCCESS && (int)ncclInProgress == NCCL_IN_PROGRESS && (int)ncclInvalidUsage == NCCL_INVALID_USAGE &&
+                   (int)ncclUint8 == NCCL_UINT8 && (int)ncclFloat32 == NCCL_FLOAT32 && (int)ncclBfloat16 == NCCL_BFLOAT16 &&
+                   (int)ncclSum == NCCL_SUM && NCCL_UNIQUE_ID_BYTES == NCCL_ID_BYTES,
+               "NCCL's numbers");
+#define SAME_PLACE(ours, theirs) (offsetof(struct nccl_config, ours) == offsetof(ncclConfig_t, theirs))
+_Static_assert(SAME_PLACE(magic, magic) && SAME_PLACE(version, version) && SAME_PLACE(blocking, blocking) &&
+                   SAME_PLACE(max_ctas, maxCTAs) && SAME_PLACE(net_name, netName) && SAME_PLACE(split_share, splitShare),
+               "NCCL's configuration");
+#endif
+
+const struct cuda_nccl *cuda_nccl_open(struct error *e) {
+  static struct cuda_nccl table;
+  static bool loaded;
+  int version = 0;
+  if (loaded) return &table;
   void *library = find(NCCL);
   if (!library) {
     not_found(NCCL, "NCCL 2", e);
-    return false;
+    return NULL;
   }
-  union {
-    void *address;
-    int (*call)(int *version); /* ncclResult_t, whose 0 is success */
-  } get = {dlsym(library, "ncclGetVersion")};
-  return (get.address && get.call(version) == 0) || error_set(e, ERROR_DEVICE, "%s does not tell its version", NCCL);
+#define ENTRY(name) {"nccl" #name, offsetof(struct cuda_nccl, name)}
+  static const struct entry entries[] = {
+      ENTRY(GetVersion), ENTRY(GetUniqueId), ENTRY(GetErrorString), ENTRY(GetLastError), ENTRY(CommInitRankConfig), ENTRY(CommGetAsyncError),
+      ENTRY(CommFinalize), ENTRY(CommDestroy), ENTRY(CommAbort), ENTRY(GroupStart), ENTRY(GroupEnd), ENTRY(Send), ENTRY(Recv),
+      ENTRY(Broadcast), ENTRY(AllGather), ENTRY(ReduceScatter),
+  };
+#undef ENTRY
+  _Static_assert(sizeof entries / sizeof entries[0] == sizeof table / sizeof(void *), "an entry for every function");
+  const bool good = take(&table, entries, sizeof entries / sizeof entries[0], library, NCCL, e);
+  if (good && table.GetVersion(&version) != NCCL_SUCCESS) {
+    error_set(e, ERROR_DEVICE, "%s does not tell its version", NCCL);
+    return NULL;
+  }
+  if (!good || version < NCCL_OLDEST) {
+    if (good) error_set(e, ERROR_DEVICE, "%s is %d.%d.%d", NCCL, version / 10000, version / 100 % 100, version % 100);
+    error_hint(e, "install NCCL %d.%d or newer, or set LD_LIBRARY_PATH to where it is", NCCL_OLDEST / 10000, NCCL_OLDEST / 100 % 100);
+    return NULL;
+  }
+  loaded = true;
+  return &table;
 }
 
 const struct cuda_cublaslt *cuda_cublaslt_open(struct error *e) {
@@ -52,10 +100,7 @@ const struct cuda_cublaslt *cuda_cublaslt_open(struct error *e) {
     return NULL;
   }
 #define ENTRY(name) {"cublasLt" #name, offsetof(struct cuda_cublaslt, name)}
-  static const struct {
-    const char *name;
-    size_t at;
-  } entries[] = {
+  static const struct entry entries[] = {
       ENTRY(Create), ENTRY(Destroy), ENTRY(GetVersion), ENTRY(GetStatusName), ENTRY(Matmul), ENTRY(MatmulDescCreate),
       ENTRY(MatmulDescDestroy), ENTRY(MatmulDescSetAttribute), ENTRY(MatrixLayoutCreate), ENTRY(MatrixLayoutDestroy),
       ENTRY(MatmulPreferenceCreate), ENTRY(MatmulPreferenceDestroy), ENTRY(MatmulPreferenceSetAttribute),
@@ -63,14 +108,9 @@ const struct cuda_cublaslt *cuda_cublaslt_open(struct error *e) {
   };
 #undef ENTRY
   _Static_assert(sizeof entries / sizeof entries[0] == sizeof table / sizeof(void *), "an entry for every function");
-  for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
-    void *function = dlsym(library, entries[i].name);
-    if (!function) {
-      error_set(e, ERROR_DEVICE, "%s has no %s", CUBLASLT, entries[i].name);
-      error_hint(e, "install the cuBLAS of the CUDA toolkit that this program was built with (%d.%d)", CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR);
-      return NULL;
-    }
-    memcpy((char *)&table + entries[i].at, &function, sizeof function);
+  if (!take(&table, entries, sizeof entries / sizeof entries[0], library, CUBLASLT, e)) {
+    error_hint(e, "install the cuBLAS of the CUDA toolkit that this program was built with (%d.%d)", CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR);
+    return NULL;
   }
   loaded = true;
   return &table;

@@ -34,10 +34,4 @@ extern "C"
 #endif
 const struct cuda_cublaslt *cuda_cublaslt_open(struct error *e);
 
-/* NCCL's version, 22809 for 2.28.9, of the library that is found like that. */
-#ifdef __cplusplus
-extern "C"
-#endif
-bool cuda_nccl_version(int *version, struct error *e);
-
 #endif

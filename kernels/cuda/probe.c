@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/cuda/libraries.h"
+#include "kernels/cuda/nccl.h"
 
 static bool failed(const char *what, cudaError_t code, struct error *e) {
   return error_set(e, ERROR_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
@@ -80,8 +81,9 @@ bool gpu_cublaslt_version(char *text, int size, struct error *e) {
 }
 
 bool gpu_nccl_version(char *text, int size, struct error *e) {
+  const struct cuda_nccl *library = cuda_nccl_open(e);
   int v = 0;
-  if (!cuda_nccl_version(&v, e)) return false;
+  if (!library || library->GetVersion(&v) != NCCL_SUCCESS) return false;
   snprintf(text, (size_t)size, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
   return true;
 }

@@ -31,6 +31,7 @@ int64_t cuda_contract_scratch_bytes(const struct cuda_device *d, const struct ex
 void cuda_contract(struct device *dd, struct matrix *out, const struct operand *a, const struct operand *b, const struct matrix *add) {
   struct cuda_device *d = cuda_of(dd);
   struct device *cpu = d->gemm->cpu;
+  cuda_model_finish(d->stream); /* the CPU's is not put off */
   cpu->k->set_scratch(cpu, d->scratch, d->scratch_bytes);
   cuda_model_enter();
   cpu->k->contract(cpu, out, a, b, add);

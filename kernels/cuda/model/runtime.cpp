@@ -8,6 +8,12 @@
 
 struct cuda_model_machine cuda_model_machine = {1, 9, 0, 4, 13000, (size_t)4 << 30, cudaSuccess};
 
+/* FP4D_MODEL_GPUS: how many the machine has, for worlds of several ranks. */
+static const int gpus = [] {
+  const char *text = getenv("FP4D_MODEL_GPUS");
+  return cuda_model_machine.devices = text ? atoi(text) : 1;
+}();
+
 namespace {
 
 /* Before each allocation: one page that says how large it is. */
@@ -58,6 +64,7 @@ const char *cudaGetErrorName(cudaError_t e) {
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorNotReady: return "cudaErrorNotReady";
     case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
     case cudaErrorUnknown: return "cudaErrorUnknown";
   }
@@ -70,6 +77,7 @@ const char *cudaGetErrorString(cudaError_t e) {
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorNotReady: return "device not ready";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorUnknown: return "unknown error";
   }
@@ -86,6 +94,8 @@ cudaError_t cudaGetDeviceCount(int *count) {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int ordinal) {
   snprintf(p->name, sizeof p->name, "host model %d", ordinal);
+  memset(&p->uuid, 0, sizeof p->uuid);
+  p->uuid.bytes[15] = (char)ordinal;
   p->major = cuda_model_machine.major;
   p->minor = cuda_model_machine.minor;
   p->multiProcessorCount = cuda_model_machine.sm_count;
@@ -104,13 +114,10 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
-  *stream = NULL;
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+  *can = device != peer;
   return cudaSuccess;
 }
-cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cuda_model_machine.fault; }
 
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
   *total = cuda_model_machine.memory;
@@ -165,16 +172,31 @@ cudaError_t cudaFreeHost(void *p) {
   return cudaSuccess;
 }
 
-cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t) {
-  cuda_model_enter();
-  memset(p, value, bytes);
-  cuda_model_leave();
+bool cuda_model_owns(const void *p, size_t bytes) {
+  const std::lock_guard<std::mutex> held(allocations);
+  for (const head *h = first; h; h = h->after) {
+    const char *end = reinterpret_cast<const char *>(h) + h->mapped - PAGE, *begin = end - rounded(h->asked);
+    if (p >= begin && static_cast<const char *>(p) + bytes <= begin + h->asked) return true;
+  }
+  return false;
+}
+
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream) {
+  cuda_model_submit(stream, [=] {
+    cuda_model_enter();
+    memset(p, value, bytes);
+    cuda_model_leave();
+    return true;
+  });
   return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  cuda_model_enter();
-  memcpy(to, from, bytes);
-  cuda_model_leave();
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  cuda_model_submit(stream, [=] {
+    cuda_model_enter();
+    memcpy(to, from, bytes);
+    cuda_model_leave();
+    return true;
+  });
   return cudaSuccess;
 }

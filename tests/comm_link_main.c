@@ -1,0 +1,258 @@
+/* One rank of a world of devices, for tests/comm_link_test.py: comm_link_main MODE [RANK].
+ *
+ * On a GPU (make check-gpu) alone or under mpirun, one GPU a rank; on the host model of CUDA
+ * under mpirun.  "exchange" compares with a plain loop, to the bit: what the MPI transport
+ * gives.  Alone it opens the transport itself, which a world of one has no use for
+ * otherwise, and every exchange goes through NCCL to this rank.  Other modes are faults. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "comm/internal.h"
+#include "comm/transport.h"
+#include "kernels/formats.h"
+#include "kernels/link.h"
+#include "tests/comm_rig.h"
+#include "tests/test.h"
+
+static struct comm *joined;
+static struct device *device;
+static void *transport; /* the state that is tested */
+static int64_t tickets;
+static char *filler; /* host memory, as large as the largest tensor */
+
+/* Gains, matrices, more ranks than rows, nothing, several rounds, an odd width, equal shares and others. */
+static const struct comm_part shapes[] = {{NULL, 64, 1, DTYPE_F32},     {NULL, 132, 64, DTYPE_F32}, {NULL, 37, 7, DTYPE_BF16},
+                                          {NULL, 2, 8, DTYPE_F32},      {NULL, 0, 8, DTYPE_BF16},   {NULL, 1, 1, DTYPE_BF16},
+                                          {NULL, 1031, 120, DTYPE_F32}, {NULL, 4099, 8, DTYPE_BF16}, {NULL, 9, 3, DTYPE_F32}};
+enum { SHAPES = sizeof shapes / sizeof *shapes, GUARD = 16, STAGING = 64 << 10 };
+
+static int64_t elements(const struct comm_part *p) { return p->rows * p->cols; }
+static size_t bytes_of(const struct comm_part *p) { return (size_t)elements(p) * dtype_bytes(p->dtype); }
+static float stored(float x, enum dtype dtype) { return dtype == DTYPE_F32 ? x : bf16_decode(bf16_encode(x)); }
+
+static void put(void *data, enum dtype dtype, int64_t i, float x) {
+  if (dtype == DTYPE_F32)
+    ((float *)data)[i] = x;
+  else
+    ((uint16_t *)data)[i] = bf16_encode(x);
+}
+
+static float get(const void *data, enum dtype dtype, int64_t i) {
+  return dtype == DTYPE_F32 ? ((const float *)data)[i] : bf16_decode(((const uint16_t *)data)[i]);
+}
+
+/* What rank r has at element i of tensor k before a sum, and the sum in rank order, rounded once. */
+static float given(int r, int k, int64_t i) { return stored((float)value_of(r, i + 1000003 * k), shapes[k].dtype); }
+static float expected(int k, int64_t i) {
+  float sum = given(0, k, i);
+  for (int r = 1; r < comm_world(joined); r++) sum = sum + given(r, k, i);
+  return stored(sum, shapes[k].dtype);
+}
+
+static _Noreturn void end(const struct error *e) {
+  log_failure(e);
+  fflush(stdout);
+  comm_abort(joined, e->code);
+}
+
+static void wait_for_device(void) {
+  struct error e;
+  if (!device->k->synchronize(device, &e)) end(&e);
+}
+
+static void *device_memory(size_t bytes) {
+  struct error e;
+  void *p = device->k->allocate(device, bytes, &e);
+  if (!p) end(&e);
+  return p;
+}
+
+/* A tensor on the device with bytes behind it that nobody may write.  The upload is not waited for: the exchange is. */
+static char *host[SHAPES];
+static void fill(struct comm_part *p, int k) {
+  *p = shapes[k];
+  p->data = device_memory(bytes_of(p) + GUARD);
+  host[k] = calloc(bytes_of(p) + GUARD, 1);
+  for (int64_t i = 0; i < elements(p); i++) put(host[k], p->dtype, i, given(comm_rank(joined), k, i));
+  memset(host[k] + bytes_of(p), 0x5a, GUARD);
+  device->k->upload(device, p->data, host[k], bytes_of(p) + GUARD);
+}
+
+static int64_t wrong_sums(const struct comm_part *p, int k, int64_t from, int64_t to) {
+  int64_t wrong = 0;
+  for (int64_t i = from * p->cols; i < to * p->cols; i++) {
+    const float want = expected(k, i), have = get(filler, p->dtype, i);
+    wrong += memcmp(&want, &have, sizeof want) != 0;
+  }
+  return wrong;
+}
+
+static void fetch(const struct comm_part *p) {
+  device->k->download(device, filler, p->data, bytes_of(p) + GUARD);
+  wait_for_device();
+}
+
+static void check_own(const struct comm_part *p, int k) {
+  const int rank = comm_rank(joined), world = comm_world(joined);
+  fetch(p);
+  CHECK_EQ_I64(wrong_sums(p, k, share_row(p->rows, p->cols, rank, world), share_row(p->rows, p->cols, rank + 1, world)), 0);
+}
+
+static void check_whole(const struct comm_part *p, int k) {
+  fetch(p);
+  CHECK_EQ_I64(wrong_sums(p, k, 0, p->rows), 0);
+  for (int i = 0; i < GUARD; i++) CHECK(filler[bytes_of(p) + (size_t)i] == 0x5a);
+  device->k->release(device, p->data);
+  free(host[k]);
+}
+
+static int64_t begin(enum exchange_kind kind, const struct comm_part *parts, int n) {
+  comm_transport_nccl.begin(transport, &(struct exchange_order){kind, parts, n, ++tickets});
+  return tickets;
+}
+
+static void finish(int64_t ticket) {
+  struct error e;
+  if (!comm_transport_nccl.finish(transport, ticket, &e)) end(&e);
+}
+
+TEST(sums_then_copies) {
+  struct comm_part parts[SHAPES];
+  for (int k = 0; k < SHAPES; k++) fill(&parts[k], k);
+  finish(begin(EXCHANGE_REDUCE_SCATTER, parts, SHAPES));
+  for (int k = 0; k < SHAPES; k++) check_own(&parts[k], k);
+  finish(begin(EXCHANGE_ALL_GATHER, parts, SHAPES));
+  for (int k = 0; k < SHAPES; k++) check_whole(&parts[k], k);
+}
+
+/* An exchange for each tensor, as many as may be under way, a copy right behind each sum, collectives of this thread among
+ * them; the device is waited for at the end alone. */
+TEST(many_at_once) {
+  struct comm_part parts[SHAPES];
+  struct error e;
+  int64_t ticket[SHAPES];
+  for (int k = 0; k < SHAPES; k++) {
+    double x = k;
+    fill(&parts[k], k);
+    ticket[k] = begin(EXCHANGE_REDUCE_SCATTER, &parts[k], 1);
+    CHECK(comm_sum_f64(joined, &x, 1, &e) && x == k * comm_world(joined));
+  }
+  for (int k = 0; k < SHAPES; k++) {
+    finish(ticket[k]);
+    ticket[k] = begin(EXCHANGE_ALL_GATHER, &parts[k], 1);
+  }
+  for (int k = 0; k < SHAPES; k++) {
+    finish(ticket[k]);
+    check_whole(&parts[k], k);
+  }
+  CHECK(comm_transport_nccl.waited(transport) >= 0);
+}
+
+/* What the device does after finish sees the exchange, what it does before begin is in it. */
+TEST(in_order_with_operations) {
+  struct comm_part p = shapes[1];
+  const size_t bytes = bytes_of(&p);
+  float *ones = malloc(bytes);
+  for (int64_t i = 0; i < elements(&p); i++) ones[i] = 1;
+  p.data = device_memory(bytes);
+  for (int time = 0; time < 20; time++) {
+    device->k->clear(device, p.data, bytes);
+    device->k->upload(device, p.data, ones, bytes);
+    finish(begin(EXCHANGE_REDUCE_SCATTER, &p, 1));
+    finish(begin(EXCHANGE_ALL_GATHER, &p, 1));
+    device->k->download(device, filler, p.data, bytes);
+    device->k->clear(device, p.data, bytes);
+    wait_for_device();
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < elements(&p); i++) wrong += get(filler, DTYPE_F32, i) != (float)comm_world(joined);
+    CHECK_EQ_I64(wrong, 0);
+  }
+  device->k->release(device, p.data);
+  free(ones);
+}
+
+/* ---- faults --------------------------------------------------------------------------- */
+
+static struct kernels table; /* the device's, of which a fault replaces something */
+static struct links links;
+static const struct links *real;
+
+static bool stuck_transfer(struct link *l, int half, const struct link_transfer *t, int n, struct error *e) {
+  (void)l, (void)half, (void)t, (void)n, (void)e;
+  sleep_s(300);
+  return true;
+}
+
+/* Nine updates; in the seventh RANK's exchange is not handed over, or its device never comes to it. */
+static int train(const char *mode, int victim) {
+  struct error e;
+  struct comm_part p = {NULL, 300, 100, DTYPE_F32};
+  struct comm_limits limits = {.start_s = 60, .update_s = 2, .save_s = 60, .heartbeat_s = 2.5};
+  const bool device_stalls = strcmp(mode, "stall-device") == 0;
+  p.data = device_memory(bytes_of(&p));
+  const int64_t side = 8192;
+  struct matrix a = {NULL, DTYPE_F32, side, side}, out = a;
+  if (device_stalls) {
+    const struct extent x = {.tokens = side, .head_chunk = side, .attention = {1, side, 1, 1, 64}, .hidden_size = side, .ffn_size = side, .vocab_size = side};
+    const int64_t scratch = device->k->scratch_bytes(device, &x);
+    device->k->set_scratch(device, device_memory((size_t)scratch), scratch);
+    a.data = device_memory((size_t)(side * side) * 4);
+    out.data = device_memory((size_t)(side * side) * 4);
+    device->k->clear(device, a.data, (size_t)(side * side) * 4);
+  }
+  device->k->clear(device, p.data, bytes_of(&p));
+  if (!comm_watch(joined, &limits, &e)) end(&e);
+  for (int64_t update = 1; update <= 9; update++) {
+    const bool now = comm_rank(joined) == victim && update == 7;
+    comm_enter(joined, update == 1 ? COMM_START : COMM_UPDATE, "backward", update);
+    if (now && device_stalls) {
+      const struct operand rows = operand_of_matrix(&a, VIEW_ROW);
+      for (int i = 0; i < 1000; i++) device->k->contract(device, &out, &rows, &rows, NULL); /* tens of seconds */
+    } else if (now) {
+      links.transfer = stuck_transfer;
+    }
+    const int64_t ticket = begin(EXCHANGE_REDUCE_SCATTER, &p, 1);
+    comm_enter(joined, update == 1 ? COMM_START : COMM_UPDATE, "optimizer", update);
+    finish(ticket);
+    wait_for_device();
+  }
+  return 0;
+}
+
+int main(int argc, char **argv) {
+  struct error e = {0};
+  if (argc < 2) return ERROR_USAGE;
+  joined = comm_open(0, &e);
+  if (!joined) {
+    log_failure(&e);
+    return (int)e.code;
+  }
+  log_setup(comm_rank(joined), comm_world(joined), LOG_INFO);
+  device = device_open_rank("sm90", 1, comm_local_rank(joined), &e);
+  if (!device) end(&e);
+  real = device->k->links;
+  links = *real;
+  table = *device->k;
+  table.links = &links;
+  device->k = &table;
+  const struct comm_device whose = {device, device_memory(STAGING), STAGING};
+  transport = comm_transport_nccl.open(joined, &whose, SHAPES, &e);
+  if (!transport) end(&e);
+  filler = malloc(4 << 20);
+  int status = 0;
+  if (strcmp(argv[1], "exchange") == 0) {
+    RUN(sums_then_copies);
+    RUN(many_at_once);
+    RUN(in_order_with_operations);
+    status = test_report();
+  } else {
+    status = train(argv[1], argc > 2 ? atoi(argv[2]) : 0);
+  }
+  fflush(stdout);
+  comm_transport_nccl.close(transport);
+  free(filler);
+  device->k->release(device, whose.staging);
+  comm_close(joined);
+  return status;
+}

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Exchanges between devices over NCCL: bits, order beside the device's operations, faults.
+
+`make check` runs it on the host model of CUDA and its double of NCCL, several ranks under mpirun;
+`make check-gpu` with GPU=1 on this machine's GPUs: alone, and under mpirun where there are several.
+BUILD names the build folder (default build).  Prints "ok NAME" or "not ok NAME: why" for each test;
+exit status 0 iff all are ok.  Arguments: names of tests to run (default all).
+"""
+import os
+import re
+import subprocess
+import sys
+
+from fp4d import BUILD, COMMUNICATION, ROOT, SOON, Job, Skipped, check, main
+
+GPU = bool(os.environ.get("GPU"))
+WORLD = os.path.join(BUILD, *([] if GPU else ["model"]), "tests", "comm_link_main")
+
+
+def gpus():
+    if not GPU:
+        return 4
+    try:
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
+    except OSError:
+        return 1
+
+
+def world(np, *words, **more):
+    if np > gpus():
+        raise Skipped(f"needs {np} GPUs")
+    launcher = ["mpirun", "--oversubscribe", "-np", str(np)] if np > 1 else []
+    return Job(launcher + [WORLD, *map(str, words)], ROOT, FP4D_MODEL_GPUS="4", NCCL_NVLS_ENABLE="0", **more).end()
+
+
+def exchanges(np, **more):
+    code, text, _ = world(np, "exchange", **more)
+    check(code == 0 and "not ok" not in text, f"exit code {code}", text)
+    check(text.count("ok ") == 3 * np, "three groups from each rank", text)
+
+
+def test_exchanges_1(): exchanges(1)
+def test_exchanges_2(): exchanges(2)
+def test_exchanges_4(): exchanges(4)
+
+
+def test_nothing_is_done_before_it_is_waited_for():
+    """The model's streams put everything off: an order that was not asked for would show."""
+    if GPU:
+        raise Skipped("on the host model")
+    for np in (1, 2, 3):
+        exchanges(np, FP4D_MODEL_STREAMS="lazy")
+
+
+def ended(np, *words, **more):
+    code, text, seconds = world(np, *words, **more)
+    check(code == COMMUNICATION, f"exit code {code}", text)
+    check(seconds < SOON, f"{seconds:.1f} s", text)
+    return text
+
+
+def test_a_call_that_hangs():
+    """NCCL does not come back from a call: the watchdog says where, aborts and leaves."""
+    for np, victim in ((1, 0),) if GPU else ((1, 0), (3, 2)):
+        text = ended(np, "stall-call", victim)
+        check(re.search(r"rank 0 has (had its exchange 7 under way|been waiting in 'optimizer' of update 7) for \d+\.\d s \(limit 2 s\)", text),
+              "exchange, operation and update", text)
+
+
+def test_a_device_that_stalls():
+    """The device does not come to the exchange: work before it takes longer than the limit."""
+    if not GPU:
+        raise Skipped("on a GPU (make check-gpu)")
+    text = ended(1, "stall-device", 0)
+    check(re.search(r"rank 0 has had its exchange 7 under way for \d+\.\d s \(limit 2 s\) in 'optimizer' of update 7, and its device has not come to it", text),
+          "exchange, operation and update", text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals()))
