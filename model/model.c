@@ -38,11 +38,11 @@ static bool shape_check(const struct model_config *c, const struct route *r, con
   return problems_none(&p);
 }
 
-/* As many tokens as keep the FP32 logits near 64 MiB, but enough rows for an
- * efficient contraction. */
+/* As many tokens as keep the FP32 logits near 64 MiB, but enough rows for an efficient
+ * contraction, and for few passes over the output matrix and its gradient. */
 static int64_t chosen_head_chunk(int64_t vocab_size) {
   int64_t chunk = (1 << 24) / vocab_size / 32 * 32;
-  return chunk < 512 ? 512 : chunk;
+  return chunk < 2048 ? 2048 : chunk;
 }
 
 static bool head_draws(const struct route *r) {

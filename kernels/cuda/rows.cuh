@@ -70,26 +70,43 @@ template <int N> CUDA_INLINE void pack(packed<bf16, N> &p, const float (&x)[N]) 
   for (int e = 0; e < N; e += 2) p.word[e / 2] = bf16_encode_pair(x[e], x[e + 1]);
 }
 
+/* ONCE: of an array larger than the caches, which nobody reads again soon. */
+template <bool ONCE, typename V> CUDA_INLINE V vector_load(const V *from) {
+#ifndef FP4D_CUDA_MODEL
+  if (ONCE) return __ldcs(from);
+#endif
+  return *from;
+}
+template <bool ONCE, typename V> CUDA_INLINE void vector_store(V *to, V v) {
+#ifndef FP4D_CUDA_MODEL
+  if (ONCE) {
+    __stcs(to, v);
+    return;
+  }
+#endif
+  *to = v;
+}
+
 /* Words to or from 16-byte (else 8-byte) aligned memory. */
-template <int WORDS> CUDA_INLINE void words_load(uint32_t (&word)[WORDS], const void *from) {
+template <bool ONCE = false, int WORDS> CUDA_INLINE void words_load(uint32_t (&word)[WORDS], const void *from) {
   static_assert(WORDS == 2 || WORDS % 4 == 0, "a piece is 8 or a multiple of 16 bytes");
   if constexpr (WORDS == 2) {
-    const uint2 v = *(const uint2 *)from;
+    const uint2 v = vector_load<ONCE>((const uint2 *)from);
     word[0] = v.x, word[1] = v.y;
   } else {
 #pragma unroll
     for (int w = 0; w < WORDS; w += 4) {
-      const uint4 v = *((const uint4 *)from + w / 4);
+      const uint4 v = vector_load<ONCE>((const uint4 *)from + w / 4);
       word[w] = v.x, word[w + 1] = v.y, word[w + 2] = v.z, word[w + 3] = v.w;
     }
   }
 }
-template <int WORDS> CUDA_INLINE void words_store(void *to, const uint32_t (&word)[WORDS]) {
+template <bool ONCE = false, int WORDS> CUDA_INLINE void words_store(void *to, const uint32_t (&word)[WORDS]) {
   if constexpr (WORDS == 2) {
-    *(uint2 *)to = make_uint2(word[0], word[1]);
+    vector_store<ONCE>((uint2 *)to, make_uint2(word[0], word[1]));
   } else {
 #pragma unroll
-    for (int w = 0; w < WORDS; w += 4) *((uint4 *)to + w / 4) = make_uint4(word[w], word[w + 1], word[w + 2], word[w + 3]);
+    for (int w = 0; w < WORDS; w += 4) vector_store<ONCE>((uint4 *)to + w / 4, make_uint4(word[w], word[w + 1], word[w + 2], word[w + 3]));
   }
 }
 
@@ -135,18 +152,25 @@ template <bool WHOLE, int N> CUDA_INLINE void row_load_any(float (&x)[N], const 
   }
 }
 
-/* Elements i .. i + N - 1 of an array of n that begins at a multiple of 16 bytes
- * (ALIGNED) or of its elements: the last N alone may not be whole. */
+/* Elements i .. i + N - 1 of an array of n, passed once, that begins at a multiple of 16
+ * bytes (ALIGNED) or of its elements: the last N alone may not be whole. */
 template <bool ALIGNED, typename T, int N> CUDA_INLINE void flat_load(packed<T, N> &p, const T *x, int64_t i, int64_t n) {
-  if (ALIGNED && i + N <= n) row_load<true>(p, x, i, n);
+  if (ALIGNED && i + N <= n) words_load<true>(p.word, x + i);
   else row_load<false>(p, x, i, n);
 }
 template <bool ALIGNED, int N> CUDA_INLINE void flat_load_any(float (&x)[N], const void *from, bool is_bf16, int64_t i, int64_t n) {
-  if (ALIGNED && i + N <= n) row_load_any<true>(x, from, is_bf16, i, n);
-  else row_load_any<false>(x, from, is_bf16, i, n);
+  if (is_bf16) {
+    packed<bf16, N> p;
+    flat_load<ALIGNED>(p, (const bf16 *)from, i, n);
+    unpack(x, p);
+  } else {
+    packed<float, N> p;
+    flat_load<ALIGNED>(p, (const float *)from, i, n);
+    unpack(x, p);
+  }
 }
 template <bool ALIGNED, typename T, int N> CUDA_INLINE void flat_store(T *x, int64_t i, int64_t n, const packed<T, N> &p) {
-  if (ALIGNED && i + N <= n) row_store<true>(x, i, n, p);
+  if (ALIGNED && i + N <= n) words_store<true>(x + i, p.word);
   else row_store<false>(x, i, n, p);
 }
 

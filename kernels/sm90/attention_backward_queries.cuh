@@ -173,7 +173,10 @@ template <int D> __device__ void queries_consume(queries_shared<D> *m, const arg
     sm90_wgmma_wait<0>();
     sm90_wgmma_registers(dq);
     if (begin < end) ring_release(&m->ring, n - 1);
-    if constexpr (!HELD) release(&m->taken);
+    if constexpr (!HELD) {
+      __syncwarp();
+      release(&m->taken);
+    }
     n = ring_pass(&m->ring, n, beyond);
     const int64_t stride = static_cast<int64_t>(a.shape.heads + 2 * a.shape.kv_heads) * D;
     store<D>(a.d_qkv + (static_cast<int64_t>(x.sample) * a.shape.seq_len + query) * stride + x.head * D, stride, a.shape.seq_len - query, dq,
