@@ -299,7 +299,9 @@ void layout_model(struct model *m, struct arena *a) {
   place_head(m, a);
   m->seen = arena_take(a, ARENA_TRANSIENT, 1, sizeof *m->seen);
   if (!m->seen) return;
-  m->counts = m->seen->counts[0];
-  m->attention_counts = m->seen->attention;
-  m->max_logit = &m->seen->max_logit;
+  m->counts[TENSOR_X] = m->seen->passes.x;
+  m->counts[TENSOR_W] = m->seen->w;
+  m->counts[TENSOR_DY] = m->seen->passes.dy;
+  m->attention_counts = m->seen->passes.attention;
+  m->max_logit = &m->seen->passes.max_logit;
 }

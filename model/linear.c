@@ -15,7 +15,7 @@ struct emission emission_of(struct model *m, struct views *v, enum tensor t, boo
   if (row && row_packed) out.row = &v->row;
   if (column && column_packed) out.column = &v->column;
   if ((row && !row_packed) || (column && !column_packed)) out.plain = &v->plain;
-  out.counts = m->counts + 2 * (int)t;
+  out.counts = m->counts[t];
   return out;
 }
 

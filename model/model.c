@@ -113,9 +113,10 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
     m->param = calloc((size_t)params_number(c), sizeof *m->param);
     m->share = calloc((size_t)params_number(c), sizeof *m->share);
     m->block = calloc((size_t)c->n_layers, sizeof *m->block);
+    m->old = calloc((size_t)c->n_layers + 2, sizeof *m->old);
     m->signals = calloc(1, sizeof *m->signals);
   }
-  if (!m || !m->param || !m->share || !m->block || !m->signals) {
+  if (!m || !m->param || !m->share || !m->block || !m->old || !m->signals) {
     model_destroy(m);
     error_set(e, ERROR_SYSTEM, "no memory for a model's own records");
     return NULL;
@@ -172,6 +173,7 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
   memset(m->seen_host, 0, sizeof *m->seen_host);
   m->seen_host->none.max_logit = -INFINITY;
   model_reset_signals(m);
+  model_expire_weights(m);
   return m;
 }
 
@@ -180,6 +182,7 @@ void model_destroy(struct model *m) {
   free(m->param);
   free(m->share);
   free(m->block);
+  free(m->old);
   free(m->signals);
   if (m->seen_host) m->d->k->release_host(m->d, m->seen_host);
   free(m);
@@ -238,10 +241,23 @@ bool model_set_parity(struct model *m, const struct model_parity *p, struct erro
   return !other_angles || !m->cos_sin || upload_rope(m, e); /* without cos_sin: measured alone */
 }
 
+/* What is counted of weights is of the operands that follow. */
+void model_expire_weights(struct model *m) {
+  for (int unit = 0; unit < model_unit_number(m); unit++) m->old[unit] = true;
+  m->d->k->clear(m->d, m->seen->w, sizeof m->seen->w);
+}
+
+void model_refresh_unit(struct model *m, int unit) {
+  const int layers = (int)m->config.n_layers;
+  if (!m->old[unit]) return;
+  m->old[unit] = false;
+  for (int site = 0; unit >= 1 && unit <= layers && site < LINEAR_SITES; site++) linear_refresh(m, &m->block[unit - 1].linear[site]);
+  if (unit == layers + 1) linear_refresh(m, &m->head.output);
+}
+
 void model_refresh_weights(struct model *m) {
-  for (int layer = 0; layer < (int)m->config.n_layers; layer++)
-    for (int site = 0; site < LINEAR_SITES; site++) linear_refresh(m, &m->block[layer].linear[site]);
-  linear_refresh(m, &m->head.output);
+  model_expire_weights(m);
+  for (int unit = 0; unit < model_unit_number(m); unit++) model_refresh_unit(m, unit);
 }
 
 /* ---- computing -------------------------------------------------------------- */
@@ -253,6 +269,25 @@ void model_on_phase(struct model *m, void (*begin)(void *context, enum model_pha
 
 static void enter(struct model *m, enum model_phase phase) {
   if (m->on_phase) m->on_phase(m->on_phase_context, phase);
+}
+
+void model_on_weights(struct model *m, model_unit_listener *listener, void *context) {
+  m->on_weights = listener;
+  m->on_weights_context = context;
+}
+
+void model_on_gradient(struct model *m, model_unit_listener *listener, void *context) {
+  m->on_gradient = listener;
+  m->on_gradient_context = context;
+}
+
+static void need_weights(struct model *m, int unit) {
+  if (m->on_weights) m->on_weights(m->on_weights_context, unit);
+  assert(!m->old[unit]);
+}
+
+static void gradient_complete(struct model *m, int unit) {
+  if (m->on_gradient) m->on_gradient(m->on_gradient_context, unit);
 }
 
 void model_on_tensor(struct model *m, model_listener *listener, void *context) {
@@ -268,11 +303,17 @@ void model_on_logits(struct model *m, model_logits_listener *listener, void *con
 /* Embedding, blocks and the final norm. */
 static void run_forward(struct model *m, const struct pass *p) {
   enter(m, MODEL_FORWARD);
-  struct block *first = &m->block[0];
-  m->d->k->embedding_forward(m->d, &first->x_in, &m->embedding, p->b->inputs);
-  block_forward(m, first, &first->x_in, NULL, p);
-  for (int layer = 1; layer < (int)m->config.n_layers; layer++)
-    block_forward(m, &m->block[layer], &m->block[layer - 1].x_mid, &m->delta, p);
+  const int layers = (int)m->config.n_layers;
+  const struct matrix *residual = &m->block[0].x_in, *delta = NULL;
+  need_weights(m, 0);
+  m->d->k->embedding_forward(m->d, &m->block[0].x_in, &m->embedding, p->b->inputs);
+  for (int layer = 0; layer < layers; layer++) {
+    need_weights(m, 1 + layer);
+    block_forward(m, &m->block[layer], residual, delta, p);
+    residual = &m->block[layer].x_mid;
+    delta = &m->delta;
+  }
+  need_weights(m, 1 + layers);
   head_normalise(m);
 }
 
@@ -296,10 +337,14 @@ void model_forward_backward(struct model *m, const struct micro_batch *b, float 
   enter(m, MODEL_HEAD);
   head_loss_backward(m, &p, grad_scale, nll);
   enter(m, MODEL_BACKWARD);
-  for (int layer = (int)m->config.n_layers - 1; layer >= 0; layer--)
+  gradient_complete(m, (int)m->config.n_layers + 1);
+  for (int layer = (int)m->config.n_layers - 1; layer >= 0; layer--) {
     block_backward(m, &m->block[layer], layer > 0 ? &m->block[layer - 1] : NULL, &p);
+    gradient_complete(m, 1 + layer);
+  }
   m->d->k->embedding_backward(m->d, &m->d_embedding, &m->d_residual, b->inputs);
   m->fresh = false;
+  gradient_complete(m, 0);
 }
 
 /* ---- what was seen ------------------------------------------------------------ */
@@ -308,11 +353,13 @@ void model_fetch_signals(struct model *m) { m->d->k->download(m->d, &m->seen_hos
 
 const struct model_signals *model_signals(const struct model *m) {
   const struct seen *seen = &m->seen_host->fetched;
-  m->signals->max_logit = seen->max_logit;
-  memcpy(m->signals->attention, seen->attention, sizeof seen->attention);
+  const struct quantise_counts *const counts[TENSOR_COUNT] = {
+      [TENSOR_X] = seen->passes.x, [TENSOR_W] = seen->w, [TENSOR_DY] = seen->passes.dy};
+  m->signals->max_logit = seen->passes.max_logit;
+  memcpy(m->signals->attention, seen->passes.attention, sizeof seen->passes.attention);
   for (int t = 0; t < TENSOR_COUNT; t++)
-    for (int view = 0; view < 2; view++) m->signals->counts[operand_role_of((enum tensor)t, (enum view)view)] = seen->counts[t][view];
+    for (int view = 0; view < 2; view++) m->signals->counts[operand_role_of((enum tensor)t, (enum view)view)] = counts[t][view];
   return m->signals;
 }
 
-void model_reset_signals(struct model *m) { m->d->k->upload(m->d, m->seen, &m->seen_host->none, sizeof *m->seen); }
+void model_reset_signals(struct model *m) { m->d->k->upload(m->d, &m->seen->passes, &m->seen_host->none, sizeof m->seen->passes); }

@@ -142,8 +142,12 @@ struct model_parity {
  * backend does not have it; nothing has changed then. */
 bool model_set_parity(struct model *m, const struct model_parity *p, struct error *e);
 
-/* Re-quantises weights: call after parameters change and before a forward. */
-void model_refresh_weights(struct model *m);
+/* Operands of weights, in the formats of contractions.  Once parameters change those of all
+ * units are old; each is made anew before a forward reads it: unit by unit, as their
+ * parameters arrive, or all at once.  Refreshing a unit that is not old does nothing. */
+void model_expire_weights(struct model *m);
+void model_refresh_unit(struct model *m, int unit);
+void model_refresh_weights(struct model *m); /* after any change: all of them */
 
 /* ---- computing ---------------------------------------------------------- */
 struct micro_batch {
@@ -167,6 +171,15 @@ void model_logits(struct model *m, const struct micro_batch *b, int64_t row, flo
 enum model_phase { MODEL_FORWARD, MODEL_HEAD, MODEL_BACKWARD };
 void model_on_phase(struct model *m, void (*begin)(void *context, enum model_phase phase), void *context);
 
+/* Tells of units (above), so that what ranks exchange goes on beside the computation; in
+ * the order in which operations are given to the device.  NULL: nobody listens. */
+typedef void model_unit_listener(void *context, int unit);
+/* In a forward before a unit's weights are first read, from the first unit to the last. */
+void model_on_weights(struct model *m, model_unit_listener *listener, void *context);
+/* In a backward once a unit's gradients are complete, from the last unit to the first.  A
+ * tied table is the embedding's: complete at the very end. */
+void model_on_gradient(struct model *m, model_unit_listener *listener, void *context);
+
 /* Hands over a linear's X and W before its fprop and its dY before its dgrad, as
  * plain device matrices that stand as long as the call: those that a contraction
  * reads as they are, so under a route of plain formats all of them.  X and W of
@@ -187,7 +200,8 @@ struct model_signals {
   struct quantise_counts counts[OPERAND_ROLE_COUNT];      /* by role, all layers */
   struct quantise_counts attention[ATTENTION_TENSORS];    /* where its formats have codes, all layers */
 };
-/* Since the last reset.  Fetching begins the copy to the host; what it brought is there,
+/* Since the last reset; of weights: of their operands as they are, whenever they were made,
+ * which no reset forgets.  Fetching begins the copy to the host; what it brought is there,
  * and stands until the next one, when the device has been synchronized.  Neither fetching
  * nor resetting waits for the device. */
 void model_reset_signals(struct model *m);

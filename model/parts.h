@@ -57,15 +57,21 @@ struct head {
 };
 
 /* What operations see while they compute, on the device. */
-struct seen {
-  struct quantise_counts counts[TENSOR_COUNT][2];
+struct seen_of_passes {
+  struct quantise_counts x[2], dy[2]; /* by view */
   struct quantise_counts attention[ATTENTION_TENSORS];
   float max_logit;
 };
 
+struct seen {
+  struct seen_of_passes passes; /* since the last reset */
+  struct quantise_counts w[2];  /* of the weights' operands as they are */
+};
+
 /* Copies to and from it run beside the computation, so neither end may be memory that goes away. */
 struct seen_host {
-  struct seen none, fetched;
+  struct seen_of_passes none;
+  struct seen fetched;
 };
 
 struct model {
@@ -86,6 +92,7 @@ struct model {
   float *master, *adam_m, *adam_v;
   void *gradients;
   bool fresh; /* the next backward is the first of an update: it writes the linears' gradients, others add */
+  bool *old; /* [units]: operands of weights are of parameters that have changed since */
 
   struct matrix embedding, d_embedding; /* [vocab, hidden] */
   struct block *block;
@@ -101,12 +108,14 @@ struct model {
 
   struct seen *seen;                        /* device; the three below lie in it */
   float *max_logit;
-  struct quantise_counts *counts;           /* [TENSOR_COUNT][2 views] */
+  struct quantise_counts *counts[TENSOR_COUNT]; /* [2 views] */
   struct quantise_counts *attention_counts; /* [ATTENTION_TENSORS] */
   struct seen_host *seen_host;              /* the backend's host memory */
   struct model_signals *signals;            /* host; made of it */
   void (*on_phase)(void *context, enum model_phase phase);
   void *on_phase_context;
+  model_unit_listener *on_weights, *on_gradient;
+  void *on_weights_context, *on_gradient_context;
   model_listener *on_tensor;
   void *on_tensor_context;
   model_logits_listener *on_logits;

@@ -9,6 +9,7 @@
 #include "trainer/bench.h"
 #include "trainer/optimizer.h"
 #include "trainer/record.h"
+#include "trainer/shards.h"
 #include "trainer/timeline.h"
 
 enum { ROUTES_MOST = 16 };
@@ -86,7 +87,9 @@ static bool update(struct subject *s, int at, struct error *e) {
   model_forward_backward(run->model, &batch, 1.0f / (float)run->tokens, run->nll);
   if (!k->synchronize(run->device, e)) return false;
   timeline_enter(&s->time, PHASE_OPTIMIZER);
-  if (!optimizer_measure(run, &signals, e) || !optimizer_step(run, run->update + 1, signals.grad_norm, &step, e)) return false;
+  if (!optimizer_measure(run, &signals, e) || !optimizer_step(run, run->update + 1, signals.grad_norm, &step, e) || !shards_settle(run, e) ||
+      !k->synchronize(run->device, e))
+    return false;
   timeline_close(&s->time);
   run->update++;
   if (at < 0) return true;

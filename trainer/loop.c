@@ -2,7 +2,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +10,10 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/exchange.h"
-#include "data/loader.h"
-#include "kernels/formats.h"
 #include "trainer/control.h"
 #include "trainer/evaluate.h"
 #include "trainer/optimizer.h"
+#include "trainer/passes.h"
 #include "trainer/report.h"
 #include "trainer/saving.h"
 #include "trainer/shards.h"
@@ -27,23 +25,12 @@ struct loop {
   struct record_file *records; /* rank 0 */
   struct loader *loader;
   struct share *shares; /* [world] */
-  struct timeline time;
+  struct passes passes;
   double started;        /* clock at the loop's start */
   int64_t first_update;  /* of this process */
   double peak_flops;     /* of one rank */
   double flops_per_token;
 };
-
-static const char *const phase_operation[] = {"load data", "forward",        "head",    "backward",
-                                              "reduce gradients", "optimizer", "between"};
-
-static void enter(struct loop *l, enum phase phase) {
-  timeline_enter(&l->time, phase);
-  comm_enter(l->run->comm, l->run->update == 0 && l->run->applied == 0 ? COMM_START : COMM_UPDATE,
-             phase_operation[phase], l->run->update + 1);
-}
-
-static void on_model_phase(void *context, enum model_phase phase) { enter(context, timeline_of_model(phase)); }
 
 /* ---- loading ---------------------------------------------------------------- */
 
@@ -120,60 +107,7 @@ static bool load_batch(struct loop *l, struct batch *out, struct error *e) {
   return true;
 }
 
-/* ---- computing -------------------------------------------------------------- */
-
-/* Tests ask for faults by configuration (`fault`); a healthy run has none. */
-static void set_gradient(struct run *run, int64_t element, float value) {
-  const enum dtype dtype = model_gradient_dtype(run->model);
-  const uint16_t rounded = bf16_encode(value);
-  const void *bits = dtype == DTYPE_BF16 ? (const void *)&rounded : &value;
-  char *to = (char *)model_gradients(run->model) + (size_t)element * dtype_bytes(dtype);
-  struct error ignored; /* a fault of the device stays with it */
-  run->device->k->upload(run->device, to, bits, dtype_bytes(dtype));
-  (void)run->device->k->synchronize(run->device, &ignored); /* `rounded` goes away */
-}
-
-static void inject_before_reduce(struct loop *l) {
-  struct run *run = l->run;
-  const int64_t update = run->update + 1;
-  if (run_fault(run, "nan", update)) set_gradient(run, model_param_elements(run->model) / 2, NAN);
-  if (run_fault(run, "spike", update)) set_gradient(run, 0, 1e6f);
-  if (run_fault(run, "stall", update)) raise(SIGSTOP);
-  if (run_fault(run, "kill", update)) raise(SIGKILL);
-}
-
-/* Micro-batches, their loss, gradients summed over ranks.  Nothing here waits for the device: what an update
- * saw stays on it until optimizer_measure waits, the first of an update's two waits.  There the host must know
- * loss, norm and what was not finite before it judges.  The second, in optimizer_step, ends an update that is
- * applied: its record has what the optimizer saw, and the host may write samples and statistics again. */
-static bool compute(struct loop *l, const struct batch *batch, struct error *e) {
-  struct run *run = l->run;
-  const struct kernels *k = run->device->k;
-  const struct matrix nll = {run->nll, DTYPE_F32, 1, run->tokens};
-  const float grad_scale = (float)(1.0 / (double)batch->targets); /* the loss is the mean over all targets */
-
-  model_reset_signals(run->model);
-  k->clear(run->device, run->loss, sizeof *run->loss);
-  model_clear_gradients(run->model);
-  for (int64_t pass = 0; pass < run->accumulation; pass++) {
-    const struct loader_batch *own = batch->own;
-    const int64_t at = pass * run->tokens;
-    struct micro_batch b = run_upload(run, own->inputs + at, own->targets + at, own->starts ? own->starts + at : NULL);
-    b.first_sample = (uint64_t)(own->first + pass * run->local_batch);
-    b.update = (uint32_t)(run->update + 1);
-    b.seed = (uint64_t)run->config.run.seed;
-    model_forward_backward(run->model, &b, grad_scale, run->nll);
-    k->sum(run->device, run->loss, &nll);
-  }
-  k->download(run->device, run->host_loss, run->loss, sizeof *run->loss);
-  model_fetch_signals(run->model);
-  inject_before_reduce(l);
-  enter(l, PHASE_REDUCE);
-  for (int unit = model_unit_number(run->model) - 1; unit >= 0; unit--) shards_begin_sum(run, unit);
-  if (!shards_finish(run, e)) return false;
-  enter(l, PHASE_OPTIMIZER);
-  return true;
-}
+/* ---- what ranks saw --------------------------------------------------------- */
 
 /* The mean over all targets, once the device has been waited for. */
 static bool gather_loss(const struct run *run, const struct batch *batch, struct update_signals *s, struct error *e) {
@@ -213,7 +147,7 @@ static bool gather_attention(const struct run *run, struct update_signals *s, st
   return attention_plain(&f) || gather_counts(run, s->attention, ATTENTION_TENSORS, &unused, e);
 }
 
-/* What the model saw, the weights' new operands with it. */
+/* What the model saw. */
 static bool gather_signals(const struct run *run, const struct update_signals *s, struct model_signals *seen, struct error *e) {
   *seen = *model_signals(run->model);
   memcpy(seen->attention, s->attention, sizeof seen->attention);
@@ -232,9 +166,16 @@ static bool write_record(struct loop *l, json_t *object, struct error *e) {
   return comm_agree(l->run->comm, good, e);
 }
 
+/* Copies of parameters may be under way since the update: before they are read. */
+static bool settle(struct run *run, struct error *e) {
+  comm_enter(run->comm, COMM_UPDATE, "gather weights", run->update);
+  return shards_settle(run, e);
+}
+
 static bool validate(struct loop *l, struct error *e) {
   struct run *run = l->run;
   if (!run->validation) return true;
+  if (!settle(run, e)) return false;
   struct evaluation v;
   int64_t samples = evaluate_samples(run, run->config.validation.samples);
   comm_enter(run->comm, COMM_SAVE, "validation", run->update);
@@ -261,7 +202,10 @@ static bool stopped(const struct run *run, struct error *e) {
 
 static bool due(int64_t every, int64_t update) { return every > 0 && update % every == 0; }
 
-/* One update: false when the loop must end (then *e tells why). */
+/* One update: false when the loop must end (then *e tells why).  The host waits for the device twice: in
+ * optimizer_measure, where it must know loss, norm and what was not finite before it judges, and in
+ * optimizer_step, which ends an update that is applied: its record has what the optimizer saw, and the host may
+ * write samples and statistics again. */
 static bool one_update(struct loop *l, struct error *e) {
   struct run *run = l->run;
   const struct config *c = &run->config;
@@ -272,17 +216,17 @@ static bool one_update(struct loop *l, struct error *e) {
   struct step step = {.clip_coefficient = 1};
   const double waited = comm_exchange_waited(run->comm);
 
-  timeline_open(&l->time);
-  enter(l, PHASE_DATA);
+  timeline_open(&l->passes.time);
+  passes_enter(&l->passes, PHASE_DATA);
   if (!load_batch(l, &batch, e)) return false;
   run_set_forward(run, update);
-  if (!compute(l, &batch, e)) return false;
+  if (!passes_compute(&l->passes, batch.own, batch.targets, e)) return false;
   if (!optimizer_measure(run, &signals, e) || !gather_loss(run, &batch, &signals, e) || !gather_attention(run, &signals, e)) return false;
   divergence_judge(&run->divergence, c, &signals, &judgement);
   if (judgement.verdict == VERDICT_APPLY && !optimizer_step(run, update, signals.grad_norm, &step, e)) return false;
   struct model_signals seen;
   if (!gather_signals(run, &signals, &seen, e)) return false;
-  timeline_close(&l->time);
+  timeline_close(&l->passes.time);
 
   if (judgement.verdict != VERDICT_HALT) {
     run->update = update;
@@ -301,7 +245,7 @@ static bool one_update(struct loop *l, struct error *e) {
       .judgement = &judgement,
       .seen = &seen,
       .step = &step,
-      .time = &l->time,
+      .time = &l->passes.time,
       .flops_per_token = l->flops_per_token,
       .peak_flops = l->peak_flops,
       .elapsed = clock_seconds() - l->started,
@@ -332,6 +276,7 @@ static bool between_updates(struct loop *l, int64_t asked, bool *stop, struct er
   *stop = (requests & CONTROL_STOP) && !last;
   if (!due(c->checkpoint.every, done) && !(last && c->checkpoint.at_end) && requests == 0) return true;
   const bool leaving = *stop || last;
+  if (!settle(run, e)) return false;
   const bool good = saving_begin(&l->saving, e) && (!leaving || saving_finish(&l->saving, e));
   return good || (!leaving && saving_tolerates(&l->saving, e));
 }
@@ -363,8 +308,9 @@ bool loop_train(struct run *run, struct state *state, struct record_file *record
       .flops_per_token = model_config_flops(&c->model.shape, c->train.seq_len, true),
   };
   saving_open(&l.saving, run, state, records);
-  model_on_phase(run->model, on_model_phase, &l);
-  const bool good = open_loader(&l, e) && train(&l, e);
+  passes_open(&l.passes, run);
+  const bool good = open_loader(&l, e) && train(&l, e) && settle(run, e);
+  passes_close(&l.passes);
   loader_close(l.loader);
   free(l.shares);
   /* What is under way where all ranks end alike comes to its end; it is reported there. */

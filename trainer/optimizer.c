@@ -77,6 +77,7 @@ bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct st
   const int n = model_param_number(run->model);
   const size_t bytes = (size_t)n * sizeof(struct update_measure);
   k->clear(run->device, run->update_measures, bytes);
+  model_expire_weights(run->model);
   for (int unit = 0; unit < model_unit_number(run->model); unit++) {
     const struct model_unit u = model_unit(run->model, unit);
     struct adamw_tensor tensors[TOGETHER];
@@ -102,9 +103,6 @@ bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct st
     shards_begin_copy(run, unit);
   }
   run->applied = t;
-  if (!shards_finish(run, e)) return false;
-  model_refresh_weights(run->model);
-  model_fetch_signals(run->model);
 
   const struct update_measure *host = run->host_update_measures;
   k->download(run->device, run->host_update_measures, run->update_measures, bytes);

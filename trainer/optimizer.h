@@ -15,9 +15,10 @@ struct step {
 };
 
 /* Clips by global norm, applies AdamW as update run->applied + 1 to the rows that this
- * rank owns, gets the others' rows, refreshes the quantised weights, fetches the model's
- * signals, waits for the device.  All ranks, in agreement.  Skipped updates do not call it: they advance the
- * schedule and the data, not AdamW's bias correction. */
+ * rank owns, waits for the device.  Copies of these rows to all ranks are then under way
+ * and operands of weights are old: the next forward, or shards_settle, waits for the one and
+ * refreshes the other.  All ranks, in agreement.  Skipped updates do not call it: they advance
+ * the schedule and the data, not AdamW's bias correction. */
 bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct step *out, struct error *e);
 
 #endif

@@ -12,7 +12,7 @@ struct update_report {
   int64_t update, batch_targets;
   struct hash batch_hash;
   const int64_t *source_targets; /* [STREAM_SOURCES], of the batch */
-  double exchange_wait;          /* seconds that rank 0 waited for gradients and parameters of other ranks */
+  double exchange_wait;          /* seconds that rank 0 stood still for gradients and parameters of other ranks */
   double data_wait;              /* seconds that the rank that waited longest waited for samples */
   const struct update_signals *signals;
   const struct judgement *judgement;

@@ -45,6 +45,7 @@ struct run {
   float *logits;             /* device, [vocab_size]; RUN_GENERATE */
   double *loss;              /* device: an update's sum of nll */
   struct comm_part *gradient_parts, *weight_parts; /* [parameters], of RUN_TRAIN: trainer/shards.h */
+  int64_t *weight_copies;                          /* likewise, [units]: tickets of the newest copies */
   void *staging;                          /* device, [staging_bytes], for exchanges between devices; else NULL */
   int64_t staging_bytes;
   struct measure *gradient_measures;      /* device, [parameters] */

@@ -19,7 +19,8 @@ bool shards_open(struct run *run, struct error *e) {
   if (run->world == 1) return true;
   run->gradient_parts = parts_of(run, model_gradients(run->model), model_gradient_dtype(run->model));
   run->weight_parts = parts_of(run, model_params(run->model), run->config.train.param_dtype);
-  const bool good = (run->gradient_parts && run->weight_parts) || error_set(e, ERROR_SYSTEM, "out of memory");
+  run->weight_copies = calloc((size_t)model_unit_number(run->model), sizeof *run->weight_copies);
+  const bool good = (run->gradient_parts && run->weight_parts && run->weight_copies) || error_set(e, ERROR_SYSTEM, "out of memory");
   const struct comm_device device = {run->device, run->staging, run->staging_bytes};
   const struct config *c = &run->config;
   const struct comm_limits limits = {c->limits.start_s, c->limits.update_s, c->limits.save_s, c->limits.heartbeat_s};
@@ -32,6 +33,7 @@ void shards_close(struct run *run) {
   if (run->comm) comm_exchange_close(run->comm);
   free(run->gradient_parts);
   free(run->weight_parts);
+  free(run->weight_copies);
 }
 
 void shards_begin_sum(struct run *run, int unit) {
@@ -43,7 +45,19 @@ void shards_begin_sum(struct run *run, int unit) {
 void shards_begin_copy(struct run *run, int unit) {
   if (run->world <= 1) return;
   const struct model_unit u = model_unit(run->model, unit);
-  (void)comm_all_gather_begin(run->comm, run->weight_parts + u.first, u.n);
+  run->weight_copies[unit] = comm_all_gather_begin(run->comm, run->weight_parts + u.first, u.n);
 }
 
-bool shards_finish(struct run *run, struct error *e) { return run->world <= 1 || comm_finish_all(run->comm, e); }
+bool shards_finish_sums(struct run *run, struct error *e) { return run->world <= 1 || comm_finish_all(run->comm, e); }
+
+bool shards_finish_copy(struct run *run, int unit, struct error *e) {
+  return run->world <= 1 || comm_finish(run->comm, run->weight_copies[unit], e);
+}
+
+bool shards_settle(struct run *run, struct error *e) {
+  for (int unit = 0; unit < model_unit_number(run->model); unit++) {
+    if (!shards_finish_copy(run, unit, e)) return false;
+    model_refresh_unit(run->model, unit);
+  }
+  return true;
+}
