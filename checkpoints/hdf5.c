@@ -75,9 +75,16 @@ bool hdf5_write_text(hid_t object, const char *name, const char *text) {
   return good;
 }
 
+bool hdf5_one_value(hid_t attribute) {
+  hid_t space = H5Aget_space(attribute);
+  const bool one = space >= 0 && H5Sget_simple_extent_npoints(space) == 1;
+  if (space >= 0) H5Sclose(space);
+  return one;
+}
+
 bool hdf5_read_number(hid_t object, const char *name, int64_t *value) {
   hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
-  bool good = attribute >= 0 && H5Aread(attribute, H5T_NATIVE_INT64, value) >= 0;
+  bool good = attribute >= 0 && hdf5_one_value(attribute) && H5Aread(attribute, H5T_NATIVE_INT64, value) >= 0;
   if (attribute >= 0) H5Aclose(attribute);
   return good;
 }

@@ -15,6 +15,9 @@ bool hdf5_failed(struct error *e, const char *doing, const char *path);
 hid_t hdf5_type(enum dtype d);
 hid_t hdf5_text_type(void); /* of variable length; the caller's to close */
 
+/* An attribute may be an array, and H5Aread fills all of it. */
+bool hdf5_one_value(hid_t attribute);
+
 bool hdf5_write_number(hid_t object, const char *name, int64_t value);
 bool hdf5_read_number(hid_t object, const char *name, int64_t *value);
 bool hdf5_write_text(hid_t object, const char *name, const char *text);

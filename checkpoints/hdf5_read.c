@@ -38,7 +38,7 @@ bool hdf5_text(const struct hdf5_file *f, int i, const char *name, char *text, i
   hid_t object = object_of(f, i), type = hdf5_text_type();
   hid_t attribute = object >= 0 && H5Aexists(object, name) > 0 ? H5Aopen(object, name, H5P_DEFAULT) : H5I_INVALID_HID;
   char *found = NULL;
-  bool good = attribute >= 0 && H5Aread(attribute, type, &found) >= 0 && found && strlen(found) < (size_t)size;
+  bool good = attribute >= 0 && hdf5_one_value(attribute) && H5Aread(attribute, type, &found) >= 0 && found && strlen(found) < (size_t)size;
   if (good) snprintf(text, (size_t)size, "%s", found);
   H5free_memory(found);
   if (attribute >= 0) H5Aclose(attribute);
@@ -79,7 +79,7 @@ static bool describe_dataset(hid_t dataset, struct tensor_slice *s) {
   if (!good) return false;
   s->dtype = (enum dtype)dtype;
   hid_t type = H5Dget_type(dataset);
-  good = type >= 0 && H5Tget_size(type) == dtype_bytes(s->dtype);
+  good = type >= 0 && H5Tget_class(type) == H5T_FLOAT && H5Tget_size(type) == dtype_bytes(s->dtype);
   if (type >= 0) H5Tclose(type);
   if (!good || shape[0] > INT64_MAX || shape[1] > INT64_MAX || s->global_rows < 0) return false;
   s->rows = (int64_t)shape[0];

@@ -16,7 +16,10 @@ enum { MANIFEST_LIMIT = 256 << 20 };
 
 bool manifest_measure(const char *path, struct manifest_file *f, struct error *e) {
   enum { PIECE = 1 << 20 };
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  int fd;
+  do {
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+  } while (fd < 0 && errno == EINTR);
   if (fd < 0) return error_errno(e, store_fault(errno), "cannot open %s", path);
   char *piece = malloc(PIECE);
   struct hash_state *state = piece ? hash_open() : NULL;
@@ -46,10 +49,12 @@ static bool own_digest(const json_t *o, char text[HASH_TEXT]) {
 }
 
 static bool intact(json_t *o) {
-  char text[HASH_TEXT], said[HASH_TEXT];
-  snprintf(said, sizeof said, "%s", json_string_value(json_object_get(o, "xxh3_128")));
+  char text[HASH_TEXT];
+  json_t *said = json_incref(json_object_get(o, "xxh3_128"));
   json_object_del(o, "xxh3_128");
-  return own_digest(o, text) && strcmp(text, said) == 0;
+  const bool good = own_digest(o, text) && strcmp(text, json_string_value(said)) == 0;
+  json_decref(said);
+  return good;
 }
 
 bool manifest_write(const char *folder, const struct manifest *m, struct error *e) {
@@ -79,14 +84,16 @@ bool manifest_write(const char *folder, const struct manifest *m, struct error *
   return good;
 }
 
-static bool parse_file(const json_t *entry, struct manifest_file *f) {
+void manifest_file_name(int rank, struct manifest_file *f) { snprintf(f->name, sizeof f->name, "rank-%05d.h5", rank); }
+
+/* No name but its rank's: none outside the folder, none twice. */
+static bool parse_file(const json_t *entry, int rank, struct manifest_file *f) {
   const char *name = json_string_value(json_object_get(entry, "name"));
   const char *hash = json_string_value(json_object_get(entry, "xxh3_128"));
   const json_t *bytes = json_object_get(entry, "bytes");
-  if (!name || !hash || !json_is_integer(bytes) || strlen(name) >= sizeof f->name || strchr(name, '/')) return false;
-  snprintf(f->name, sizeof f->name, "%s", name);
+  manifest_file_name(rank, f);
   f->bytes = json_integer_value(bytes);
-  return hash_parse(hash, &f->hash);
+  return name && strcmp(name, f->name) == 0 && json_is_integer(bytes) && f->bytes >= 0 && hash && hash_parse(hash, &f->hash);
 }
 
 static bool parse(const json_t *o, struct manifest *m) {
@@ -104,9 +111,10 @@ static bool parse(const json_t *o, struct manifest *m) {
   m->meta = strdup(meta);
   m->files = calloc(json_array_size(files), sizeof *m->files);
   if (!m->meta || !m->files) return false;
-  for (size_t i = 0; i < json_array_size(files); i++)
-    if (!parse_file(json_array_get(files, i), &m->files[m->n_files++])) return false;
-  return true;
+  bool good = true;
+  for (; good && m->n_files < (int)json_array_size(files); m->n_files++)
+    good = parse_file(json_array_get(files, (size_t)m->n_files), m->n_files, &m->files[m->n_files]);
+  return good;
 }
 
 bool manifest_check(const char *folder, const struct manifest_file *f, bool verify, struct error *e) {

@@ -23,6 +23,9 @@ struct manifest {
   char *meta; /* JSON text */
 };
 
+/* The name of a rank's file; a manifest with another one in its place is refused. */
+void manifest_file_name(int rank, struct manifest_file *f);
+
 /* Publishes FOLDER/manifest.json (base/file.h: whole or not at all). */
 bool manifest_write(const char *folder, const struct manifest *m, struct error *e);
 

@@ -26,7 +26,7 @@ bool rank_files_next(struct rank_files *f, struct error *e) {
   if (!grown) return error_set(e, ERROR_SYSTEM, "out of memory");
   f->files = grown;
   memset(&f->files[f->n], 0, sizeof *f->files);
-  snprintf(f->files[f->n].name, sizeof f->files->name, "rank-%05d.h5", f->n);
+  manifest_file_name(f->n, &f->files[f->n]);
   f->n++;
   path_of(f, path);
   f->open = hdf5_create_with(path, &f->options, e);

@@ -1,6 +1,7 @@
 /* A checkpoint written again, for another number of ranks or in another compression. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -36,8 +37,10 @@ static bool publish(const char *temporary, const char *out, struct error *e) {
 
 bool checkpoint_reshard(struct checkpoint *k, const char *out, int ranks, enum checkpoint_compression compression, struct error *e) {
   struct rank_files f = {.options = {.compression = compression}};
+  size_t length = strlen(out);
+  while (length > 1 && out[length - 1] == '/') length--; /* the temporary folder lies beside it, not in it */
   if (!store_path_fits(out, e)) return false;
-  snprintf(f.folder, sizeof f.folder, "%s.tmp", out);
+  snprintf(f.folder, sizeof f.folder, "%.*s.tmp", (int)length, out);
   if (file_exists(out)) return error_set(e, ERROR_CHECKPOINT, "%s is there already", out);
   if (file_exists(f.folder)) {
     error_set(e, ERROR_CHECKPOINT, "%s is there already", f.folder);

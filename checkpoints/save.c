@@ -56,7 +56,7 @@ static bool write_rank_file(struct checkpoint_saver *s, struct error *e) {
   char path[STORE_PATH + 64];
   const struct hdf5_options options = {s->policy.compression, s->policy.threads};
   memset(&s->mine, 0, sizeof s->mine);
-  snprintf(s->mine.file.name, sizeof s->mine.file.name, "rank-%05d.h5", comm_rank(s->comm));
+  manifest_file_name(comm_rank(s->comm), &s->mine.file);
   snprintf(path, sizeof path, "%s/%s", s->temporary, s->mine.file.name);
   for (int i = 0; i < s->n_slices; i++)
     s->mine.tensor_bytes += s->slices[i].rows * s->slices[i].cols * (int64_t)dtype_bytes(s->slices[i].dtype);

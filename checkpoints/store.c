@@ -13,7 +13,7 @@
 #include "checkpoints/manifest.h"
 
 enum error_code store_fault(int number) {
-  static const int ours[] = {EACCES, EPERM, EMFILE, ENFILE, ENOMEM};
+  static const int ours[] = {EACCES, EPERM, EMFILE, ENFILE, ENOMEM, EINTR, EAGAIN, ESTALE, ETIMEDOUT, ENOTCONN};
   for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
     if (number == ours[i]) return ERROR_SYSTEM;
   return ERROR_CHECKPOINT;
@@ -151,7 +151,8 @@ bool store_publish(const char *folder, int64_t update, struct error *e) {
     return false;
   }
   if (!file_sync_folder(folder, ERROR_CHECKPOINT, e)) return false;
-  if (aside[0] && !file_remove_tree(aside, ERROR_CHECKPOINT, e)) return false;
+  struct error cleaning; /* the new one stands; the next save tries again */
+  if (aside[0] && !file_remove_tree(aside, ERROR_CHECKPOINT, &cleaning)) log_warning("%s", cleaning.message);
   point_latest(folder, update);
   return true;
 }

@@ -120,6 +120,93 @@ TEST(manifests) {
   free(whole);
 }
 
+/* Manifests whose own digest holds but that no save writes. */
+TEST(forged_manifests) {
+  fresh();
+  struct manifest m;
+  CHECK(manifest_load(NEW, &m, &failure));
+  const struct manifest_file whole = m.files[0];
+  static const struct {
+    const char *name, *second; /* of the files */
+    int64_t bytes;             /* 0: as they are */
+  } forged[] = {
+      {"rank-00000.h5", "rank-00000.h5", 0}, {"rank-00000.h5", "rank-00002.h5", 0}, {"rank-00001.h5", NULL, 0}, {"", NULL, 4096},
+      {".", NULL, 4096},                     {"..", NULL, 4096},                    {"manifest.json", NULL, 0}, {"rank-0.h5", NULL, 0},
+      {"rank-00000.h5", NULL, -1},           {"rank-00000.h5", NULL, INT64_MIN},    {"rank-00000.h5", NULL, INT64_MAX},
+      {"rank-00000.h5", "rank-00001.h5", INT64_MAX},
+  };
+  for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
+    struct manifest_file files[2] = {whole, whole};
+    for (int j = 0; j < 2; j++) {
+      const char *name = j ? forged[i].second : forged[i].name;
+      snprintf(files[j].name, sizeof files[j].name, "%s", name ? name : "");
+      if (forged[i].bytes) files[j].bytes = forged[i].bytes;
+    }
+    const struct manifest other = {.update = 6, .files = files, .n_files = forged[i].second ? 2 : 1, .meta = m.meta};
+    CHECK(manifest_write(NEW, &other, &failure));
+    passed_over(forged[i].bytes == INT64_MAX ? "bytes, the manifest says" : "manifest.json is not a manifest");
+  }
+  const struct manifest back = {.update = -6, .files = m.files, .n_files = 1, .meta = m.meta};
+  CHECK(manifest_write(NEW, &back, &failure));
+  passed_over("manifest.json is not a manifest");
+  manifest_free(&m);
+}
+
+/* A rank's file of another step of the run: the same name, tensors and often size. */
+TEST(swapped) {
+  fresh();
+  CHECK(rename(NEW_FILE, "swap.h5") == 0 && rename(OLD "/rank-00000.h5", NEW_FILE) == 0 && rename("swap.h5", OLD "/rank-00000.h5") == 0);
+  int was = rig_quiet_begin();
+  CHECK_EQ_I64(rig_newest("d"), -2);
+  CHECK(strstr(rig_quiet_end(was), "warning: checkpoint passed over: d/step-00000003/rank-00000.h5"));
+}
+
+static void put_bytes(const char *path, const char *data, size_t bytes) {
+  FILE *f = fopen(path, "wb");
+  CHECK(f && fwrite(data, 1, bytes, f) == bytes);
+  if (f) CHECK(fclose(f) == 0);
+}
+
+/* Any byte, or some, of any file: what was saved, or one line that it is not whole. */
+TEST(mutated) {
+  enum { TRIALS = 2000 };
+  static const char *const path[] = {NEW "/manifest.json", NEW_FILE};
+  fresh();
+  char *whole[2];
+  size_t bytes[2];
+  int same = 0;
+  for (int f = 0; f < 2; f++) CHECK(file_read(path[f], 1 << 30, ERROR_SYSTEM, &whole[f], &bytes[f], &failure));
+  for (int i = 0; i < TRIALS; i++) {
+    const int f = i % 4 == 3, changes = i % 3 == 0 ? 1 : 1 + (int)(rig_bits(2, i, 7) % 8); /* the manifest more often: it has no digest before its own */
+    char *copy = malloc(bytes[f] + 8);
+    size_t size = bytes[f];
+    if (!copy) return;
+    memcpy(copy, whole[f], size);
+    for (int c = 0; c < changes; c++) {
+      const size_t at = rig_bits(3, i, c) % size;
+      const uint32_t bits = rig_bits(4, i, c);
+      const int kind = bits % 4;
+      if (kind == 0) copy[at] = (char)(bits >> 8);
+      if (kind == 1) copy[at] ^= (char)(1 << (bits >> 8) % 8);
+      if (kind == 2 && size > 8) memmove(copy + at, copy + at + 1, --size - at);                          /* one less */
+      if (kind == 3 && size < bytes[f] + 8) memmove(copy + at + 1, copy + at, size++ - at), copy[at] = '0'; /* one more */
+    }
+    put_bytes(path[f], copy, size);
+    free(copy);
+    failure = (struct error){0};
+    struct checkpoint *k = checkpoint_open(NEW, true, &failure);
+    if (k && !rig_holds(k, 6)) FAIL("trial %d: another state", i);
+    if (!k && (failure.code != ERROR_CHECKPOINT || !strstr(failure.message, path[f]) || strchr(failure.message, '\n')))
+      FAIL("trial %d: code %d: %s", i, (int)failure.code, failure.message);
+    same += k != NULL;
+    checkpoint_close(k);
+    put_bytes(path[f], whole[f], bytes[f]);
+  }
+  CHECK(same < TRIALS / 4); /* a change of white space, or of nothing */
+  CHECK_EQ_I64(rig_newest("d"), 6);
+  for (int f = 0; f < 2; f++) free(whole[f]);
+}
+
 TEST(all_damaged) {
   fresh();
   CHECK(truncate(NEW_FILE, 10) == 0 && unlink(OLD "/rank-00000.h5") == 0);
@@ -171,6 +258,33 @@ TEST(foreign) {
     struct hdf5_file *f = hdf5_open("huge.h5", &failure);
     if (f) FAIL("%d opens", (int)i);
     hdf5_close(f);
+  }
+  /* attributes of many values, where one is read; of another kind of number */
+  for (int kind = 0; kind < 3; kind++) {
+    const hsize_t rows[2] = {8, 1}, many = 4096;
+    file = H5Fcreate("many.h5", H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+    space = H5Screate_simple(2, rows, NULL);
+    hid_t array = H5Screate_simple(1, &many, NULL), scalar = H5Screate(H5S_SCALAR);
+    dataset = H5Dcreate2(file, "x", kind == 2 ? H5T_STD_I32LE : H5T_IEEE_F32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    static const char *const names[] = {"global_rows", "cols", "first_row", "dtype"};
+    static const int64_t values[] = {8, 1, 0, DTYPE_F32};
+    static int64_t filler[4096];
+    for (int j = 0; j < 4; j++) {
+      const bool wide = kind == 0 || (kind == 1 && j == 3);
+      for (size_t v = 0; v < many; v++) filler[v] = values[j];
+      hid_t attribute = H5Acreate2(dataset, names[j], H5T_STD_I64LE, wide ? array : scalar, H5P_DEFAULT, H5P_DEFAULT);
+      CHECK(H5Awrite(attribute, H5T_NATIVE_INT64, filler) >= 0);
+      H5Aclose(attribute);
+    }
+    H5Sclose(array);
+    H5Sclose(scalar);
+    H5Sclose(space);
+    H5Dclose(dataset);
+    H5Fclose(file);
+    struct hdf5_file *f = hdf5_open("many.h5", &failure);
+    if (f) FAIL("kind %d opens", kind);
+    hdf5_close(f);
+    CHECK_STR(failure.message, "many.h5 holds a dataset that is not a tensor slice of fp4d");
   }
   rig_put("text.h5", "nothing of the kind");
   CHECK(!hdf5_open("text.h5", &failure));
@@ -285,6 +399,9 @@ static void tests(void) {
   RUN(truncated);
   RUN(missing);
   RUN(manifests);
+  RUN(forged_manifests);
+  RUN(swapped);
+  RUN(mutated);
   RUN(all_damaged);
   RUN(foreign);
   RUN(unclosed);

@@ -1,4 +1,5 @@
 /* A folder of checkpoints that people and other programs had their hands in. */
+#include <errno.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -153,7 +154,16 @@ TEST(long_paths) {
   CHECK(opened > 10 && refused > 10);
 }
 
+/* What keeps this process from reading now says nothing about the file. */
+TEST(faults_that_are_no_damage) {
+  static const int passing[] = {EACCES, EPERM, EMFILE, ENFILE, ENOMEM, EINTR, EAGAIN, ESTALE, ETIMEDOUT, ENOTCONN};
+  for (size_t i = 0; i < sizeof passing / sizeof *passing; i++) CHECK_EQ_I64(store_fault(passing[i]), ERROR_SYSTEM);
+  static const int damage[] = {0, ENOENT, ENOTDIR, EIO, ELOOP, EISDIR};
+  for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) CHECK_EQ_I64(store_fault(damage[i]), ERROR_CHECKPOINT);
+}
+
 static void tests(void) {
+  RUN(faults_that_are_no_damage);
   RUN(a_renamed_step_is_passed_over);
   RUN(latest_is_no_link);
   RUN(a_linked_step_keeps_its_archive);

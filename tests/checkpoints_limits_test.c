@@ -43,6 +43,37 @@ TEST(full_disk) {
   }
 }
 
+/* The rank's file fits and the manifest does not, by what `meta` takes. */
+static int manifest_limited(void *argument) {
+  enum { META = 1 << 20 };
+  struct tensor_slice slices[RIG_TENSORS];
+  struct rlimit limit;
+  char *meta = malloc(META + 3);
+  (void)argument;
+  if (!meta || !rig_save("tight", 3, 0)) return 2;
+  memset(meta, 'x', META + 2);
+  meta[0] = meta[META + 1] = '"';
+  meta[META + 2] = 0;
+  signal(SIGXFSZ, SIG_IGN);
+  getrlimit(RLIMIT_FSIZE, &limit);
+  limit.rlim_cur = META / 2;
+  setrlimit(RLIMIT_FSIZE, &limit);
+  rig_slices(slices, 6);
+  failure = (struct error){0};
+  const bool saved = checkpoint_save(world, "tight", 6, slices, RIG_TENSORS, meta, 0, &failure);
+  free(meta);
+  if (saved) return 3;
+  if (failure.code != ERROR_CHECKPOINT || !strstr(failure.message, "manifest.json")) return 4;
+  if (strcmp(rig_names("tight"), "latest step-00000003") != 0) return 5;
+  return rig_newest("tight") == 3 && rig_save("tight", 6, 0) && rig_newest("tight") == 6 ? 0 : 6;
+}
+
+TEST(full_disk_for_the_manifest) {
+  const int status = rig_child(manifest_limited, NULL);
+  CHECK(WIFEXITED(status));
+  CHECK_EQ_I64(WEXITSTATUS(status), 0);
+}
+
 /* Nothing holds a failed file: its blocks go back to the disk with its name,
  * and a thousand failed saves need no descriptors. */
 static int blocks_are_freed(void *argument) {
@@ -106,6 +137,7 @@ TEST(locks) {
 static void tests(void) {
   RUN(locks); /* first: the library reads its environment once */
   RUN(full_disk);
+  RUN(full_disk_for_the_manifest);
   RUN(blocks);
 }
 

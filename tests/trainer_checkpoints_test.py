@@ -100,6 +100,9 @@ def test_reshard():
         diff(a, b, DONE, "63 tensors are equal")
     place.command("inspect", "back", "--verify").expect(DONE, "state +whole")
     place.command("reshard", step, "five").expect(CHECKPOINT, "five is there already")
+    place.command("reshard", step, "slashes//").expect(DONE)
+    diff(step, "slashes", DONE, "63 tensors are equal")
+    check(not [f for f in os.listdir(place.path) if f.endswith(".tmp")] and "manifest.json" in os.listdir(place.at("slashes")), "nothing beside it", str(os.listdir(place.path)))
     place.command("reshard", step, "x", "--compression", "gzip").expect(USAGE, "there are zstd and store")
     # a run goes on from it as from the original
     os.makedirs(place.at("cut/checkpoints"))

@@ -515,7 +515,9 @@ for name, change, pattern in (
          r"meta holds impossible counts"),
         ("bad_digest", put("train_digest", "xyz"), r"names no training stream"), ("other_update", put("update", 3), r"impossible counts"),
         ("negative_samples", put("samples", -1), r"impossible counts"), ("huge_samples", put("samples", 2**62), r"impossible counts"),
-        ("applied", put("applied", 3), r"impossible counts"), ("negative_count", put("loss_window", -5, "count"), r"impossible counts"),
+        ("applied", put("applied", 3), r"impossible counts"), ("real_update", put("update", 2.0), r"impossible counts"),
+        ("no_applied", lambda meta: meta.pop("applied") and meta, r"impossible counts"), ("no_samples", lambda meta: meta.pop("samples") and meta, r"impossible counts"),
+        ("text_tokens", put("tokens", "9"), r"impossible counts"), ("text_count", put("loss_window", "2", "count"), r"impossible counts"), ("negative_count", put("loss_window", -5, "count"), r"impossible counts"),
         ("long_window", put("loss_window", 10**9, "window"), r"impossible counts"), ("no_values", put("grad_norm_window", None, "values"), r"impossible counts"),
         ("text_values", put("grad_norm_window", ["a"] * 2, "values"), r"impossible counts"), ("no_window", put("loss_window", 3), r"impossible counts")):
     case("forged_" + name, forged, change, pattern)

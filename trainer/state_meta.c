@@ -23,11 +23,17 @@ static json_t *detector_to_json(const struct detector *d) {
   return object;
 }
 
+/* -1, which no count is, where it is none. */
+static int64_t count_of(const json_t *object, const char *key) {
+  const json_t *value = json_object_get(object, key);
+  return json_is_integer(value) ? json_integer_value(value) : -1;
+}
+
 /* False where the object is not one that detector_to_json makes. */
 static bool detector_from_json(struct detector *d, const json_t *object) {
   const json_t *values = json_object_get(object, "values");
   const int64_t window = json_integer_value(json_object_get(object, "window"));
-  const int64_t count = json_integer_value(json_object_get(object, "count"));
+  const int64_t count = count_of(object, "count");
   if (window < 2 || window > DETECTOR_WINDOW || count < 0 || !json_is_array(values) ||
       (int64_t)json_array_size(values) != (count < window ? count : window))
     return false;
@@ -86,11 +92,11 @@ char *state_meta(const struct run *run) {
 }
 
 static bool counters_from_json(struct run *run, const struct checkpoint *k, const json_t *meta) {
-  run->update = json_integer_value(json_object_get(meta, "update"));
-  run->applied = json_integer_value(json_object_get(meta, "applied"));
-  const int64_t index = json_integer_value(json_object_get(meta, "samples"));
+  run->update = count_of(meta, "update");
+  run->applied = count_of(meta, "applied");
+  const int64_t index = count_of(meta, "samples");
   run->samples = data_order_samples_before(&run->train_order, index);
-  run->tokens_read = json_integer_value(json_object_get(meta, "tokens"));
+  run->tokens_read = count_of(meta, "tokens");
   return run->update == checkpoint_update(k) && run->applied >= 0 && run->applied <= run->update && index >= 0 &&
          index <= INT64_MAX / 4 / run->config.train.seq_len && run->tokens_read >= 0 && run->tokens_read <= INT64_MAX / 4 &&
          sources_from_json(run, json_object_get(meta, "source_tokens")) &&
