@@ -149,13 +149,21 @@ static bool list_together(struct comm *c, const char *folder, int64_t **updates,
          (*n == 0 || share(c, *updates, (size_t)*n * sizeof **updates, e));
 }
 
-static bool is_overtaken(struct comm *c, const char *folder, int64_t newest, bool *overtaken, struct error *e) {
+static bool listed(int64_t update, const int64_t *updates, int n) {
+  for (int i = n - 1; i >= 0 && updates[i] >= update; i--)
+    if (updates[i] == update) return true;
+  return false;
+}
+
+/* Has the run a step now that was not there when `was` were listed?  (The last of them may be no
+ * step of it: a copy under a later name.) */
+static bool is_overtaken(struct comm *c, const char *folder, const int64_t *was, int n_was, bool *overtaken, struct error *e) {
   int64_t *updates;
   int n;
   struct error ignored;
   *overtaken = false;
   if (speaks(c) && store_list(folder, &updates, &n, &ignored)) {
-    *overtaken = n > 0 && updates[n - 1] > newest;
+    for (int i = n - 1; i >= 0 && !*overtaken; i--) *overtaken = !listed(updates[i], was, n_was);
     free(updates);
   }
   return share(c, overtaken, sizeof *overtaken, e);
@@ -174,7 +182,7 @@ static struct checkpoint *look_for_newest(struct comm *c, const char *folder, bo
     bool elsewhere;
     k = open_step(c, folder, updates[i], &elsewhere, &damage);
     if (k) break;
-    good = is_overtaken(c, folder, updates[n - 1], overtaken, e);
+    good = is_overtaken(c, folder, updates, n, overtaken, e);
     if (!good) break;
     if (*overtaken || elsewhere || damage.code != ERROR_CHECKPOINT) { /* not ERROR_CHECKPOINT: this process cannot read it now */
       *e = damage;

@@ -37,7 +37,7 @@ static bool add_shard(struct safetensors *s, const char *folder, const char *nam
   char path[PATH_MAX];
   if ((size_t)snprintf(path, sizeof path, "%s/%s", folder, name) >= sizeof path)
     return error_set(e, ERROR_CHECKPOINT, "path too long: %s/%s", folder, name);
-  shard->fd = open(path, O_RDONLY | O_CLOEXEC);
+  shard->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a fifo is refused below, not waited for */
   if (shard->fd < 0) return error_errno(e, store_fault(errno), "cannot open %s", path);
   s->n_shards++;
   shard->path = strdup(path);

@@ -157,12 +157,14 @@ bool store_publish(const char *folder, int64_t update, struct error *e) {
   return true;
 }
 
-static bool looks_whole(const char *path) {
+/* A step under another's name is none: nothing is given up in its favour. */
+static bool looks_whole(const char *path, int64_t update) {
   struct manifest m;
   struct error ignored;
   if (!manifest_read(path, false, &m, &ignored)) return false;
+  const bool own = m.update == update;
   manifest_free(&m);
-  return true;
+  return own;
 }
 
 static bool remove_step(const char *path, struct error *e) {
@@ -183,7 +185,7 @@ bool store_prune(const char *folder, int keep, int64_t keep_every, struct error 
     char path[STORE_PATH];
     store_step_path(folder, updates[i], path);
     if (kept < keep)
-      kept += looks_whole(path);
+      kept += looks_whole(path, updates[i]);
     else if (keep_every <= 0 || updates[i] % keep_every != 0)
       good = remove_step(path, e);
   }

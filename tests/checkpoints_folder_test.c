@@ -31,6 +31,17 @@ TEST(a_renamed_step_is_passed_over) {
   }
 }
 
+/* ... and it stands for no step that is kept: the run's own would go in its favour. */
+TEST(a_renamed_step_keeps_nothing_away) {
+  fresh("n");
+  CHECK(rename("n/step-00000003", "n/step-00000900") == 0);
+  for (int64_t update = 9; update < 15; update += 3) CHECK(rig_save("n", update, 1));
+  CHECK_STR(rig_names("n"), "latest step-00000012 step-00000900");
+  int was = rig_quiet_begin();
+  CHECK_EQ_I64(rig_newest("n"), 12);
+  rig_quiet_end(was);
+}
+
 /* Copies follow links; some file systems have none. */
 TEST(latest_is_no_link) {
   for (int kind = 0; kind < 3; kind++) {
@@ -165,6 +176,7 @@ TEST(faults_that_are_no_damage) {
 static void tests(void) {
   RUN(faults_that_are_no_damage);
   RUN(a_renamed_step_is_passed_over);
+  RUN(a_renamed_step_keeps_nothing_away);
   RUN(latest_is_no_link);
   RUN(a_linked_step_keeps_its_archive);
   RUN(keep_makes_room_first);

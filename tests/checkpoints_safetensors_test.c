@@ -232,6 +232,12 @@ TEST(indexes) {
   refused("a tensor in two files", "tensor v is in ", "/b.safetensors");
   write_file("b.safetensors", "{" T("w", "U8", "[2]", "[0,2]") "}", -1, 1);
   refused("a broken shard", "b.safetensors: tensor w", "offset 2");
+  char fifo[256];
+  snprintf(fifo, sizeof fifo, "%s/b.safetensors", folder);
+  CHECK(unlink(fifo) == 0 && mkfifo(fifo, 0600) == 0);
+  alarm(60); /* instead of hanging */
+  refused("a fifo", "b.safetensors is not a regular file", "");
+  alarm(0);
   write_file("model.safetensors", "{}", -1, 0);
   refused("both layouts", "model.safetensors and an index", folder);
   clear();

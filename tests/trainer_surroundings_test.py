@@ -86,11 +86,13 @@ def test_eval_overtaken():
     place.run("overtaken", {"checkpoint.every": 1, "train.updates": 11})
     for update in range(2, 12):
         os.rename(place.step("overtaken", update), place.at("overtaken/checkpoints", f"later-{update:08d}"))
+    shutil.copytree(place.step("overtaken", 1), place.step("overtaken", 999))  # renamed: it is no newer step
     program, place.program = place.program, os.path.join(BUILD, "tests", "trainer_overtaken_main")
     try:
-        place.command("eval", "overtaken", "tiny.yaml", np=2).expect(DONE, r"update 11  loss \d")
+        place.command("eval", "overtaken", "tiny.yaml", np=2).expect(DONE, "step-00000999 holds update 1", r"update 11  loss \d")
     finally:
         place.program = program
+        shutil.rmtree(place.step("overtaken", 999))
     check(place.steps("overtaken") == [11], "all steps came and all but one went", str(place.steps("overtaken")))
     make_hosts()
     shutil.copytree(place.at("overtaken"), place.at("host0/overtaken"))
