@@ -155,6 +155,12 @@ bool file_publish(const char *path, const void *data, size_t bytes, enum error_c
   return file_sync_parent(path, code, e);
 }
 
+/* A folder that was just made outlives a power cut once its parent is synced.  A parent that may
+ * be passed through but not read cannot be. */
+static bool sync_made(const char *path, enum error_code code, struct error *e) {
+  return file_sync_parent(path, code, e) || errno == EACCES;
+}
+
 bool file_make_folder(const char *path, enum error_code code, struct error *e) {
   char prefix[PATH_MAX];
   size_t length = strlen(path);
@@ -164,7 +170,11 @@ bool file_make_folder(const char *path, enum error_code code, struct error *e) {
     if (path[i] != '/' && path[i] != 0) continue;
     memcpy(prefix, path, i);
     prefix[i] = 0;
-    if (mkdir(prefix, 0777) == 0 || errno == EEXIST) continue;
+    if (mkdir(prefix, 0777) == 0) {
+      if (!sync_made(prefix, code, e)) return false;
+      continue;
+    }
+    if (errno == EEXIST) continue;
     /* EROFS, EACCES and the like also come for a folder that is there already. */
     int why = errno;
     struct stat st;

@@ -22,7 +22,7 @@ bool file_sync_folder(const char *path, enum error_code code, struct error *e);
 /* The same of the folder that holds `path`. */
 bool file_sync_parent(const char *path, enum error_code code, struct error *e);
 
-/* mkdir -p. */
+/* mkdir -p, durable: the parent of each folder that it makes is synced. */
 bool file_make_folder(const char *path, enum error_code code, struct error *e);
 
 /* The folder that holds `path`, made if it is absent. */

@@ -42,6 +42,35 @@ TEST(a_renamed_step_keeps_nothing_away) {
   rig_quiet_end(was);
 }
 
+/* ---- what a power cut leaves ---------------------------------------------------- */
+
+static char synced[8192]; /* names of what was synced, from this folder on, each with a space after it */
+
+/* In the place of the library's: notes, and syncs nothing. */
+int fsync(int fd) {
+  char link[64], path[4096], here[4096];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  const ssize_t n = readlink(link, path, sizeof path - 1);
+  if (n < 0 || !getcwd(here, sizeof here)) return 0;
+  path[n] = 0;
+  const size_t length = strlen(here), used = strlen(synced);
+  const char *name = strncmp(path, here, length) != 0 ? path : path[length] ? path + length + 1 : ".";
+  snprintf(synced + used, sizeof synced - used, "%s ", name);
+  return 0;
+}
+
+/* Every folder on the way to a checkpoint is durable before the checkpoint is called saved. */
+TEST(folders_are_durable) {
+  synced[0] = 0;
+  CHECK(rig_save("one/two/three", 3, 0));
+  CHECK_STR(synced, ". one one/two one/two/three one/two/three/step-00000003.tmp/rank-00000.h5 "
+                    "one/two/three/step-00000003.tmp/manifest.json.tmp one/two/three/step-00000003.tmp "
+                    "one/two/three/step-00000003.tmp one/two/three one/two/three ");
+  synced[0] = 0;
+  CHECK(rig_save("one/two/three", 6, 0));
+  CHECK(strncmp(synced, "one/two/three one/two/three/step-00000006.tmp/rank-00000.h5 ", 60) == 0);
+}
+
 /* Copies follow links; some file systems have none. */
 TEST(latest_is_no_link) {
   for (int kind = 0; kind < 3; kind++) {
@@ -135,6 +164,16 @@ TEST(not_permitted) {
   CHECK_EQ_I64(rig_newest("p"), 6);
 }
 
+/* A folder that may be entered and written, but not read, is good enough to make one in. */
+TEST(a_parent_that_cannot_be_read) {
+  if (geteuid() != 0) return;
+  CHECK(mkdir("blind", 0333) == 0 && chmod("blind", 0333) == 0);
+  CHECK(seteuid(65534) == 0);
+  const bool made = file_make_folder("blind/a/b", ERROR_CHECKPOINT, &failure);
+  CHECK(seteuid(0) == 0);
+  if (!made) FAIL("%s", failure.message);
+}
+
 /* A path is used whole or refused, never cut. */
 TEST(long_paths) {
   char name[4200] = "", part[101];
@@ -177,11 +216,13 @@ static void tests(void) {
   RUN(faults_that_are_no_damage);
   RUN(a_renamed_step_is_passed_over);
   RUN(a_renamed_step_keeps_nothing_away);
+  RUN(folders_are_durable);
   RUN(latest_is_no_link);
   RUN(a_linked_step_keeps_its_archive);
   RUN(keep_makes_room_first);
   RUN(too_many_open_files);
   RUN(not_permitted);
+  RUN(a_parent_that_cannot_be_read);
   RUN(long_paths);
 }
 
