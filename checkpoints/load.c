@@ -297,6 +297,17 @@ void checkpoint_close(struct checkpoint *k) {
 
 /* ---- for analysis ------------------------------------------------------------------ */
 
+/* HDF5 reads the name of a virtual dataset's source as a format: "%%" is a percent sign. */
+static bool double_percents(const char *path, char to[STORE_PATH]) {
+  int n = 0;
+  for (const char *p = path; *p && n < STORE_PATH - 2; p++) {
+    to[n++] = *p;
+    if (*p == '%') to[n++] = '%';
+  }
+  to[n] = 0;
+  return n < STORE_PATH - 2;
+}
+
 /* Where the rank files of PATH are for somebody who looks from FILE's folder. */
 static bool way_to_files(const char *path, const char *file, char way[STORE_PATH], struct error *e) {
   char own[PATH_MAX], beside[PATH_MAX], folder[STORE_PATH] = ".";
@@ -304,9 +315,10 @@ static bool way_to_files(const char *path, const char *file, char way[STORE_PATH
   if (slash) snprintf(folder, sizeof folder, "%.*s", slash == file ? 1 : (int)(slash - file), file);
   if (!realpath(path, own)) return error_errno(e, store_fault(errno), "cannot examine %s", path);
   if (!realpath(folder, beside)) return error_errno(e, store_fault(errno), "cannot examine %s", folder);
-  const bool together = strcmp(own, beside) == 0;
-  if (!together && strlen(own) >= STORE_PATH - 2) return error_set(e, ERROR_CHECKPOINT, "the path %.60s... is too long", own);
-  snprintf(way, STORE_PATH, "%.*s%s", STORE_PATH - 2, together ? "" : own, together ? "" : "/");
+  way[0] = 0;
+  if (strcmp(own, beside) == 0) return true;
+  if (!double_percents(own, way)) return error_set(e, ERROR_CHECKPOINT, "the path %.60s... is too long", own);
+  strcat(way, "/");
   return true;
 }
 

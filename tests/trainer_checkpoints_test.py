@@ -132,7 +132,9 @@ for name, p in parts.items():
     assert a.shape == b.shape and (a == b).all(), name
 print(len(parts), 'equal')
 """
-    for file in (index, place.at("elsewhere.h5")):
+    shutil.copytree(step, place.at("a %b 100%% %s step"))  # HDF5 reads a source's name as a format
+    place.command("inspect", "a %b 100%% %s step", "--vds", "formats.h5").expect(DONE)
+    for file in (index, place.at("elsewhere.h5"), place.at("formats.h5")):
         done = subprocess.run([H5PY_PYTHON, "-c", code, step, file], capture_output=True, text=True, timeout=LIMIT)
         check(done.stdout == "63 equal\n", done.stdout + done.stderr)
     os.rename(os.path.join(step, "rank-00001.h5"), place.at("gone.h5"))
