@@ -1,7 +1,9 @@
 /* A checkpoint written again, for another number of ranks or in another compression. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -35,6 +37,15 @@ static bool publish(const char *temporary, const char *out, struct error *e) {
          file_sync_parent(out, ERROR_CHECKPOINT, e);
 }
 
+/* Made by this process and no other: two would write into each other's files. */
+static bool make_temporary(const char *path, struct error *e) {
+  if (!file_make_parent(path, ERROR_CHECKPOINT, e)) return false;
+  if (mkdir(path, 0777) == 0) return true;
+  if (errno != EEXIST) return error_errno(e, ERROR_CHECKPOINT, "cannot make folder %s", path);
+  error_set(e, ERROR_CHECKPOINT, "%s is there already", path);
+  return error_hint(e, "where no other process is at work on it, it was left by one that died: remove it");
+}
+
 bool checkpoint_reshard(struct checkpoint *k, const char *out, int ranks, enum checkpoint_compression compression, struct error *e) {
   struct rank_files f = {.options = {.compression = compression}};
   size_t length = strlen(out);
@@ -42,13 +53,13 @@ bool checkpoint_reshard(struct checkpoint *k, const char *out, int ranks, enum c
   if (!store_path_fits(out, e)) return false;
   snprintf(f.folder, sizeof f.folder, "%.*s.tmp", (int)length, out);
   if (file_exists(out)) return error_set(e, ERROR_CHECKPOINT, "%s is there already", out);
-  if (file_exists(f.folder)) {
-    error_set(e, ERROR_CHECKPOINT, "%s is there already", f.folder);
-    return error_hint(e, "where no other process is at work on it, it was left by one that died: remove it");
-  }
   f.options.threads = threads_create(threads_available(), e);
-  if (!f.options.threads) return false;
-  const bool good = file_make_folder(f.folder, ERROR_CHECKPOINT, e) && write_ranks(k, &f, ranks, e) && publish(f.folder, out, e);
+  if (!f.options.threads || !make_temporary(f.folder, e)) {
+    threads_destroy(f.options.threads);
+    return false;
+  }
+  /* Asked again: another may have finished before this one had the name. */
+  const bool good = (!file_exists(out) || error_set(e, ERROR_CHECKPOINT, "%s is there already", out)) && write_ranks(k, &f, ranks, e) && publish(f.folder, out, e);
   struct error cleaning;
   if (!good && file_exists(f.folder) && !file_remove_tree(f.folder, ERROR_CHECKPOINT, &cleaning)) log_warning("%s", cleaning.message);
   threads_destroy(f.options.threads);

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 
-from fp4d import (CHECKPOINT, DONE, H5PY_PYTHON, LIMIT, PREEMPTED, USAGE, Place, Skipped, check, have_h5py, main, same)
+from fp4d import (CHECKPOINT, DONE, H5PY_PYTHON, LIMIT, PREEMPTED, PROGRAM, USAGE, Job, Place, Skipped, check, have_h5py, main, same)
 
 place = Place()
 DIFFER = 1
@@ -103,6 +103,12 @@ def test_reshard():
     place.command("reshard", step, "slashes//").expect(DONE)
     diff(step, "slashes", DONE, "63 tensors are equal")
     check(not [f for f in os.listdir(place.path) if f.endswith(".tmp")] and "manifest.json" in os.listdir(place.at("slashes")), "nothing beside it", str(os.listdir(place.path)))
+    # several at once under one name: one makes it
+    for turn in range(3):
+        jobs = [Job([PROGRAM, "reshard", step, f"raced-{turn}", "--ranks", "7"], place.path) for _ in range(4)]
+        ends = [job.end() for job in jobs]
+        check(sorted(end.code for end in ends) == [DONE] + 3 * [CHECKPOINT] and sum("is there already" in end.text for end in ends) == 3, "one of four", str([tuple(end) for end in ends]))
+        place.command("inspect", f"raced-{turn}", "--verify").expect(DONE, "state +whole")
     place.command("reshard", step, "x", "--compression", "gzip").expect(USAGE, "there are zstd and store")
     # a run goes on from it as from the original
     os.makedirs(place.at("cut/checkpoints"))
