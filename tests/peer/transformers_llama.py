@@ -11,15 +11,15 @@ again, whole and in shards; loaded by transformers from the export; then
   logits   ours and transformers', every position, every id: largest |difference|
   score    `fp4d score` and log_softmax of transformers' logits: largest |difference|, greedy equal
 
-in FP32 and, as the same parameters in BF16, beside transformers' own distance from the FP32 result.
+(tests/peer/llama_peer.py) in FP32 and, as the same parameters in BF16, beside transformers' own distance from the FP32 result.
 transformers takes the angles of rotary embeddings in FP32, which leaves one of 8,191 off by up to
 2.4e-4; fp4d takes them in FP64, and in FP32 where --rope-angles says so.  So the limit in FP32,
 1e-5 + 1e-5 |logit| for every logit, holds between fp4d with FP32 angles and transformers as it is, and
 between fp4d as it is and transformers given FP64 angles, and FP64 throughout.
---long adds 8,192 positions with head_dim 128.
+--long adds 8,192 positions with head_dim 128, and `far`: beyond position 20,000 transformers, from the export,
+and `fp4d generate`, with either angles, choose the same tokens, none of them by less than FAR_MARGIN.
 """
 import functools
-import json
 import os
 import shutil
 import subprocess
@@ -27,13 +27,9 @@ import sys
 import tempfile
 
 import torch
-from safetensors.torch import load_file
+from llama_peer import PROGRAM, Angles, compare_scores, ours, requests, run, same_bytes, score, write_run
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-BUILD = os.path.abspath(os.environ.get("BUILD", "build"))
-PROGRAM = os.path.join(BUILD, "fp4d")
-LOGITS = os.path.join(BUILD, "tests", "exchange_logits_main")
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # name: (vocab, hidden, ffn, layers, heads, kv heads, head_dim, tied, theta, original_max_position or None, positions)
@@ -43,91 +39,8 @@ CASES = {
     "gqa-llama3": (131, 64, 80, 3, 8, 2, 16, False, 5e5, 64, 256),
     "mqa-tied-llama3": (97, 56, 72, 2, 4, 1, 32, True, 5e5, 32, 200),
 }
+FAR, FAR_TOKENS, FAR_MARGIN = 20016, 6, 1e-3  # positions of the prompt, tokens after it, between the likeliest two logits
 LONG = {"long-128-tied-llama3": (131, 256, 384, 2, 4, 2, 128, True, 5e5, 2048, 8192)}
-
-
-def run(*words):
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
-def tensors(folder):
-    found = {}
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".safetensors"):
-            found.update(load_file(os.path.join(folder, name)))
-    return found
-
-
-def same_bytes(a, b):
-    a, b = tensors(a), tensors(b)
-    assert a.keys() == b.keys(), (a.keys() ^ b.keys())
-    for name in a:
-        assert a[name].dtype == b[name].dtype and a[name].shape == b[name].shape, name
-        assert torch.equal(a[name].view(torch.uint8), b[name].view(torch.uint8)), name
-    return len(a)
-
-
-def write_run(path, yaml, dtype, positions):
-    with open(path, "w") as f:
-        f.write(open(yaml).read() + f"""
-train: {{param_dtype: {dtype}, master: false, seq_len: {positions}, local_batch: 1, global_batch: 1}}
-data: {{train: none, tokenizer: unknown}}
-route: {dtype}
-""")
-
-
-def ours(place, dtype, ids, *parity):
-    """`parity`: words of --norm-cast and --rope-angles."""
-    with open(os.path.join(place, "ids"), "wb") as f:
-        f.write(ids.to(torch.int32).numpy().tobytes())
-    run(LOGITS, os.path.join(place, "ckpt-" + dtype), os.path.join(place, dtype + ".yaml"), os.path.join(place, "ids"), os.path.join(place, "logits"), *parity)
-    with open(os.path.join(place, "logits"), "rb") as f:
-        return torch.frombuffer(bytearray(f.read()), dtype=torch.float32).view(len(ids), -1)
-
-
-def requests(ids, vocab):
-    """Contexts and continuations of every kind of length; the last one is the whole."""
-    g = torch.Generator().manual_seed(9)
-    found, n = [], len(ids)
-    for k in range(24):
-        first = int(torch.randint(0, n - 2, (1,), generator=g)) if k < 20 else 0
-        end = int(torch.randint(first + 2, min(n, first + 2 + (8 << (k % 6))) + 1, (1,), generator=g))
-        cut = int(torch.randint(first + 1, end, (1,), generator=g))
-        found.append((ids[first:cut].tolist(), ids[cut:end].tolist()))
-    return found + [(ids[:1].tolist(), ids[1:].tolist())]
-
-
-def score(place, dtype, asked):
-    path = os.path.join(place, "requests.jsonl")
-    with open(path, "w") as f:
-        for context, continuation in asked:
-            f.write(json.dumps({"context": context, "continuation": continuation}) + "\n")
-    text = run(PROGRAM, "score", os.path.join(place, "ckpt-" + dtype), os.path.join(place, dtype + ".yaml"), "--in", path, "--each",
-               "--set", "train.global_batch=2", "--set", "train.local_batch=2")
-    return [json.loads(line) for line in text.splitlines()]
-
-
-class Angles(torch.nn.Module):
-    """transformers' rotary embedding with its angles, cosines and sines in FP64."""
-
-    def __init__(self, config):
-        super().__init__()
-        rope = config.rope_parameters
-        inverse = float(rope["rope_theta"]) ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
-        if rope["rope_type"] == "llama3":
-            turns = rope["original_max_position_embeddings"] * inverse / (2 * torch.pi)
-            low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-            share = ((turns - low) / (high - low)).clamp(0, 1)
-            inverse = share * inverse + (1 - share) * inverse / rope["factor"]
-        self.inverse = inverse
-
-    def forward(self, x, position_ids):
-        angles = position_ids[0].double()[:, None] * self.inverse
-        angles = torch.cat((angles, angles), -1)[None]
-        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
 def gain_before_cast(norm, x):
@@ -141,22 +54,6 @@ def logits_of(folder, config, dtype, angles=False):
     if angles:
         model.model.rotary_emb = Angles(config)
     return model, lambda ids: model(ids[None]).logits[0]
-
-
-@torch.no_grad()
-def compare_scores(model, asked, answers):
-    worst = each = 0.0
-    for (context, continuation), answer in zip(asked, answers, strict=True):
-        logits = model(torch.tensor([context + continuation])).logits[0].float().double()
-        rows = logits[len(context) - 1:-1]
-        wanted = torch.tensor(continuation)
-        logprobs = torch.log_softmax(rows, -1)[torch.arange(len(wanted)), wanted]
-        worst = max(worst, abs(float(logprobs.sum()) - answer["logprob"]) / max(1.0, abs(float(logprobs.sum()))))
-        each = max(each, float((logprobs - torch.tensor(answer["logprobs"], dtype=torch.float64)).abs().max()))
-        margin = rows.topk(2).values
-        if float((margin[:, 0] - margin[:, 1]).min()) > 1e-4:  # no tie that rounding could decide
-            assert bool((rows.argmax(-1) == wanted).all()) == answer["greedy"]
-    return worst, each
 
 
 @torch.no_grad()
@@ -231,9 +128,43 @@ def case(name, shape):
     print("\n".join(lines), flush=True)
 
 
+@torch.no_grad()
+def far():
+    place = tempfile.mkdtemp()
+    at = lambda word: os.path.join(place, word)
+    config = LlamaConfig(vocab_size=258, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                         tie_word_embeddings=False, rope_parameters={**LLAMA3, "original_max_position_embeddings": 8192, "rope_theta": 5e5}, rms_norm_eps=1e-5,
+                         max_position_embeddings=131072, bos_token_id=256, eos_token_id=257)
+    torch.manual_seed(7)
+    model = LlamaForCausalLM(config)
+    for key, p in model.named_parameters():
+        p.copy_(1 + 0.2 * torch.randn(p.shape) if p.dim() == 1 else torch.randn(p.shape) * (3 if "q_proj" in key or "k_proj" in key else 2) / p.shape[1] ** 0.5)
+    model.save_pretrained(at("hf"))
+    run(PROGRAM, "import", at("hf"), at("ckpt"))
+    run(PROGRAM, "export", at("ckpt"), at("out"))
+    same_bytes(at("hf"), at("out"))
+    theirs = AutoModelForCausalLM.from_pretrained(at("out"), attn_implementation="sdpa")
+    text = bytes((32 + torch.randint(0, 95, (FAR - 1,))).tolist())
+    ids, margins = torch.tensor([[256, *text]]), []
+    for _ in range(FAR_TOKENS):
+        best = theirs(ids, logits_to_keep=1).logits[0, -1].topk(2)
+        margins.append(float(best.values[0] - best.values[1]))
+        ids = torch.cat((ids, best.indices[None, :1]), 1)
+    chosen = ids[0, FAR:].tolist()
+    assert min(margins) > FAR_MARGIN and max(chosen) < 256, (margins, chosen)
+    for angles in ("exact", "fp32"):
+        said = subprocess.run([PROGRAM, "generate", at("ckpt"), "--tokenizer", "bytes", "--prompt", text.decode(), "--tokens", str(FAR_TOKENS), "--temperature", "0",
+                               "--context", str(FAR + FAR_TOKENS), "--rope-angles", angles], capture_output=True, check=True).stdout
+        assert said == text + bytes(chosen) + b"\n", (angles, chosen, list(said[len(text):]))
+    shutil.rmtree(place)
+    print(f"far: {FAR_TOKENS} greedy tokens after {FAR} positions equal, either angles: {chosen}; the smallest margin of two logits {min(margins):.3g}", flush=True)
+
+
 if __name__ == "__main__":
     names = [a for a in sys.argv[1:] if not a.startswith("-")]
     chosen = {**CASES, **(LONG if "--long" in sys.argv else {})}
     for name, shape in chosen.items():
         if not names or name in names:
             case(name, shape)
+    if "--long" in sys.argv and (not names or "far" in names):
+        far()
