@@ -4,20 +4,21 @@
  * Moves param, grad, m and v in, param, m and v out, and the master in and out
  * where there is one: of BF16 parameters with FP32 gradients 24 bytes an element
  * alone, 30 beside a master (22 and 28 with BF16 gradients).  So that memory is what
- * it waits for, the divisions by the biases, which all elements share, are by
- * their reciprocals: the same quotients (`divide`).
+ * it waits for, eight elements that are all of ordinary size take quotients and roots
+ * without the special cases, those by the biases by their reciprocals: the same bits.
  */
 #include "kernels/cuda/reduce.cuh"
 
 namespace {
 
 enum { VECTOR = LONGSUM_VECTOR, THREADS = LONGSUM_THREADS, DRAW_ELEMENTS = 8 };
+constexpr float LEAST_BIAS = 0x1p-10f, LEAST_EPS = 0x1p-40f;
 
 struct update {
   struct adamw_tensor tensor[LONGSUM_LIST];
   bool grad_is_bf16, measured;
   struct adamw a;
-  float inverse1, inverse2; /* of the biases */
+  float inverse1, inverse2; /* of the biases; 0: not to be used */
   uint64_t seed;
   uint32_t number, operand; /* of the draws */
 };
@@ -47,13 +48,23 @@ CUDA_INLINE void draw_fields(uint32_t (&field)[VECTOR], const struct update &u, 
   for (int e = 0; e < VECTOR; e++) field[e] = word[e / 2] >> (e % 2 * 16);
 }
 
-/* Of +0 and of sizes far from overflow and from subnormal numbers `divide` is exact. */
-CUDA_INLINE bool divides(float x) {
-  const uint32_t bits = f32_bits(x), size = bits & 0x7FFFFFFFu;
-  return size - f32_bits(0x1p-80f) <= f32_bits(0x1p80f) - f32_bits(0x1p-80f) || bits == 0;
+/* Whether numbers are all 0 or in [2^-90, 2^40] as magnitudes, and none -0: then `divide`,
+ * `quotient` and `root` meet neither overflow nor subnormal numbers (LEAST_BIAS, LEAST_EPS). */
+struct sizes {
+  uint32_t least, most; /* of magnitudes' bits - 1, which are most for 0; of magnitudes' bits */
+  int lowest;           /* of bits as integers: -0 is the lowest of all */
+};
+CUDA_INLINE void sizes_add(struct sizes &s, float x) {
+  const uint32_t bits = f32_bits(x), size = bits & 0x7FFFFFFFu, before = size - 1u;
+  s.least = before < s.least ? before : s.least;
+  s.most = size > s.most ? size : s.most;
+  s.lowest = (int)bits < s.lowest ? (int)bits : s.lowest;
+}
+CUDA_INLINE bool sizes_are_ordinary(const struct sizes &s) {
+  return s.least >= f32_bits(0x1p-90f) - 1u && s.most <= f32_bits(0x1p40f) && s.lowest != INT32_MIN;
 }
 
-/* x / b, correctly rounded, by inverse = 1 / b, correctly rounded, of b in [2^-40, 1]: after
+/* x / b, correctly rounded, by inverse = 1 / b, correctly rounded, of b in [LEAST_BIAS, 1]: after
  * the first correction q is one of the two neighbours of the quotient, and from such a one
  * the second gives the nearest (Markstein, "Computation of elementary functions on the IBM
  * RISC System/6000 processor", theorem 4). */
@@ -61,6 +72,29 @@ CUDA_INLINE float divide(float x, float b, float inverse) {
   float q = x * inverse;
   q = f32_fma(f32_fma(-q, b, x), inverse, q);
   return f32_fma(f32_fma(-q, b, x), inverse, q);
+}
+
+/* x / y and the root of x, correctly rounded: what the compiler makes of `/` and of a root, by
+ * the hardware's approximations and the same corrections, without its branches. */
+CUDA_INLINE float quotient(float x, float y) {
+#ifdef FP4D_CUDA_MODEL
+  return x / y;
+#else
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y));
+  r = f32_fma(r, f32_fma(-y, r, 1.0f), r);
+  return divide(x, y, r);
+#endif
+}
+CUDA_INLINE float root(float x) {
+#ifdef FP4D_CUDA_MODEL
+  return f32_sqrt(x);
+#else
+  float r;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  const float s = x * r;
+  return x == 0.0f ? x : f32_fma(f32_fma(-s, s, x), 0.5f * r, s);
+#endif
 }
 
 /* What is read of a thread's elements. */
@@ -89,35 +123,30 @@ CUDA_INLINE void elements_update(struct elements<P> &x, const struct update &u, 
   else unpack(w, x.param);
   unpack(m, x.m);
   unpack(v, x.v);
-  bool ordinary = u.inverse1 > 0.0f;
+  struct sizes sizes = {UINT32_MAX, 0, INT32_MAX};
 #pragma unroll
   for (int e = 0; e < VECTOR; e++) {
     const float g = a.grad_scale * x.grad[e];
     m[e] = f32_fma(a.beta1, m[e], rest1 * g);
     v[e] = f32_fma(a.beta2, v[e], (rest2 * g) * g);
-    ordinary = ordinary && divides(m[e]) && divides(v[e]);
+    sizes_add(sizes, m[e]);
+    sizes_add(sizes, v[e]);
   }
   pack(x.m, m);
   pack(x.v, v);
   flat_store<ALIGNED>(t.m, i, end, x.m);
   flat_store<ALIGNED>(t.v, i, end, x.v);
-  if (ordinary) {
+  if (u.inverse1 > 0.0f && sizes_are_ordinary(sizes)) {
 #pragma unroll
-    for (int e = 0; e < VECTOR; e++) {
-      m[e] = divide(m[e], a.bias1, u.inverse1);
-      v[e] = divide(v[e], a.bias2, u.inverse2);
-    }
+    for (int e = 0; e < VECTOR; e++) m[e] = quotient(divide(m[e], a.bias1, u.inverse1), root(divide(v[e], a.bias2, u.inverse2)) + a.eps);
   } else {
-#pragma unroll
-    for (int e = 0; e < VECTOR; e++) {
-      m[e] = m[e] / a.bias1;
-      v[e] = v[e] / a.bias2;
-    }
+#pragma unroll 1
+    for (int e = 0; e < VECTOR; e++) m[e] = (m[e] / a.bias1) / (f32_sqrt(v[e] / a.bias2) + a.eps);
   }
 #pragma unroll
   for (int e = 0; e < VECTOR; e++) {
     before[e] = w[e];
-    w[e] = f32_fma(-a.lr, f32_fma(t.weight_decay, w[e], m[e] / (f32_sqrt(v[e]) + a.eps)), w[e]);
+    w[e] = f32_fma(-a.lr, f32_fma(t.weight_decay, w[e], m[e]), w[e]);
   }
   if (sizeof(P) == 2 && !MASTER) {
     uint32_t field[VECTOR];
@@ -132,9 +161,10 @@ CUDA_INLINE void elements_update(struct elements<P> &x, const struct update &u, 
     flat_store<ALIGNED>(t.master, i, end, x.master);
   }
   if (!u.measured) return;
+  const int have = end - i < VECTOR ? (int)(end - i) : (int)VECTOR;
 #pragma unroll
   for (int e = 0; e < VECTOR; e++)
-    if (i + e < end) {
+    if (e < have) {
       const double old = (double)before[e], moved = (double)w[e] - old;
       change[e] = f64_fma(moved, moved, change[e]);
       weight[e] = f64_fma(old, old, weight[e]);
@@ -167,8 +197,6 @@ struct add_update {
   }
 };
 
-/* Of numbers in [2^-40, 1]; 0: not to be used. */
-float inverse_of(float b) { return b >= 0x1p-40f && b <= 1.0f ? 1.0f / b : 0.0f; }
 
 }  // namespace
 
@@ -181,8 +209,8 @@ void cuda_adamw_update(struct device *device, const struct adamw_tensor *tensors
   struct update u = {};
   u.grad_is_bf16 = grad_dtype == DTYPE_BF16, u.measured = measured;
   u.a = *a;
-  u.inverse1 = inverse_of(a->bias1), u.inverse2 = inverse_of(a->bias2);
-  if (u.inverse1 == 0.0f || u.inverse2 == 0.0f) u.inverse1 = u.inverse2 = 0.0f;
+  const bool ordinary = a->bias1 >= LEAST_BIAS && a->bias1 <= 1.0f && a->bias2 >= LEAST_BIAS && a->bias2 <= 1.0f && a->eps >= LEAST_EPS && a->eps <= 1.0f;
+  if (ordinary) u.inverse1 = 1.0f / a->bias1, u.inverse2 = 1.0f / a->bias2;
   if (draw) u.seed = draw->seed, u.number = draw->update, u.operand = draw->operand;
   for (int from = 0; from < count; from += LONGSUM_LIST) {
     const int some = count - from < LONGSUM_LIST ? count - from : LONGSUM_LIST;

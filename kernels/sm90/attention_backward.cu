@@ -15,10 +15,9 @@
  * queries each.  What one computes of scores hides behind the other's products, and
  * a warpgroup's next scores are queued behind its own last products.  Q and dO, K
  * and V are read as they are, along columns for scores and along rows for gradients.
- * Only tiles on the diagonal or at a document's edge are masked.  Work is even:
- * `keys` has a long and a short block in every thread block, `queries` takes the long
- * ones first from a counter, and its producer has the next block's tiles while this
- * one's gradient is written.
+ * Only tiles on the diagonal or at a document's edge are masked.  Long blocks first:
+ * `keys` by order of launch, `queries` from a counter, so that its producer has the
+ * next block's tiles while this one's gradient is written.
  *
  * What differs from the CPU backend's definition (kernels/cpu/attention.h):
  *   - sums run over tiles of 64 in the tensor cores' order; exp2 is the hardware's
@@ -87,7 +86,7 @@ void launch(struct cuda_device *d, const struct matrix *d_qkv, const struct matr
   CUDA_LAUNCH(d, summarise<D>, dim3(tiles, heads, batch), 256, 0, statistics, static_cast<const uint16_t *>(d_out->data),
               static_cast<const uint16_t *>(out->data), lse, a.shape.seq_len);
   const CUtensorMap qkv_map = sm90_attention_map(d, qkv, s, TILE), d_out_map = sm90_attention_map(d, d_out, s, TILE);
-  CUDA_LAUNCH(d, keys<D>, dim3(units, (blocks + 1) / 2), THREADS, sizeof(keys_shared<D>), qkv_map, d_out_map, a);
+  CUDA_LAUNCH(d, keys<D>, dim3(units, blocks), THREADS, sizeof(keys_shared<D>), qkv_map, d_out_map, a);
   CUDA_LAUNCH(d, queries<D>, items < static_cast<unsigned>(d->sm_count) ? items : static_cast<unsigned>(d->sm_count), THREADS,
               sizeof(queries_shared<D>), qkv_map, d_out_map, a);
 }

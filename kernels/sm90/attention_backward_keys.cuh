@@ -1,7 +1,5 @@
 /* dK and dV of 128 keys of a kv head, 64 a warpgroup, over the queries of its heads.
  * Scores are transposed, rows are keys: P^T and dS^T are operands A as they lie.
- * A thread block has two such blocks of keys, the i-th and the i-th last, whose
- * queries are together as many for every i.
  *
  * Registers of a consumer: dK and dV 64 each (head_dim 128), S and dP 32 each, P and
  * dS in BF16 16 each, which is all but 16 of its 240: dP of a tile begins when dS of
@@ -19,7 +17,7 @@ template <int D> struct keys_shared {
     uint16_t q[TILE * D], d_out[TILE * D];
   } stage[STAGES];
   struct statistics statistics[STAGES];
-  uint64_t ready, taken; /* K and V, in whose place dK and dV stand before they are written */
+  uint64_t ready;
   struct ring ring;
 };
 
@@ -45,16 +43,16 @@ __device__ span queries_of(const arguments &a, const int32_t *starts, int first,
   return span{begin < end ? begin : end, end};
 }
 
-/* Continues the ring at its n-th tile; returns where it stands then. */
 template <int D>
-__device__ int keys_produce(keys_shared<D> *m, const CUtensorMap *qkv, const CUtensorMap *d_out, const arguments &a, int sample, int kv_head,
-                            int key, span queries, int n) {
+__device__ void keys_produce(keys_shared<D> *m, const CUtensorMap *qkv, const CUtensorMap *d_out, const arguments &a, int sample, int kv_head,
+                             int key, span queries) {
   const int k_col = (a.shape.heads + kv_head) * D, v_col = k_col + a.shape.kv_heads * D;
   sm90_barrier_expect(&m->ready, sizeof m->k + sizeof m->v);
   for (int w = 0; w < CONSUMERS; w++) {
     load_tile<D>(m->k[w], qkv, &m->ready, k_col, key + w * TILE, sample);
     load_tile<D>(m->v[w], qkv, &m->ready, v_col, key + w * TILE, sample);
   }
+  int n = 0;
   for (int head = kv_head * a.shape.group; head < (kv_head + 1) * a.shape.group; head++)
     for (int t = queries.begin; t < queries.end; t++, n++) {
       const int s = n % STAGES;
@@ -65,7 +63,6 @@ __device__ int keys_produce(keys_shared<D> *m, const CUtensorMap *qkv, const CUt
       load_tile<D>(m->stage[s].d_out, d_out, full, head * D, t * TILE, sample);
       sm90_bulk_load(&m->statistics[s], statistics_of(a, sample, head) + t, full, sizeof m->statistics[s]);
     }
-  return n;
 }
 
 /* Scores of pairs that do not see each other become -inf: rows are keys from `key`, columns queries from `query`. */
@@ -82,8 +79,7 @@ __device__ __forceinline__ void mask_keys(float (&scores)[TILE / 2], int key, in
   }
 }
 
-template <int D>
-__device__ int keys_consume(keys_shared<D> *m, const arguments &a, int w, int sample, int kv_head, int block_key, span block, uint32_t turn, int n) {
+template <int D> __device__ void keys_consume(keys_shared<D> *m, const arguments &a, int w, int sample, int kv_head, int block_key, span block) {
   const int32_t *starts = starts_of(a, sample);
   const int key = block_key + w * TILE;
   const span own = queries_of(a, starts, key, key + TILE - 1);
@@ -96,7 +92,8 @@ __device__ int keys_consume(keys_shared<D> *m, const arguments &a, int w, int sa
   clear(dk);
   clear(dv);
   uint32_t p16[TILE / 16][4], ds16[TILE / 16][4]; /* in use until the next tile's S is there */
-  sm90_barrier_wait(&m->ready, turn);
+  sm90_barrier_wait(&m->ready, 0);
+  int n = 0;
   for (int head = 0; head < a.shape.group; head++) {
     n = ring_pass(&m->ring, n, n + own.begin - block.begin);
     for (int t = own.begin; t < own.end; t++, n++) {
@@ -151,41 +148,28 @@ __device__ int keys_consume(keys_shared<D> *m, const arguments &a, int w, int sa
   uint16_t *to = a.d_qkv + (static_cast<int64_t>(sample) * a.shape.seq_len + key) * stride + (a.shape.heads + kv_head) * D;
   store<D>(to, stride, a.shape.seq_len - key, dk, a.shape.scale, m->k[w]);
   store<D>(to + a.shape.kv_heads * D, stride, a.shape.seq_len - key, dv, 1.0f, m->v[w]);
-  sm90_fence_async_shared(); /* the next K and V are copied there */
-  __syncwarp();
-  release(&m->taken);
-  return n;
 }
 
-/* Grid: kv heads of all samples, pairs of blocks of keys. */
+/* Grid: kv heads of all samples, blocks of keys: the first keys, which most queries see, start first. */
 template <int D>
 __global__ void __launch_bounds__(THREADS, 1) keys(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap d_out,
                                                    const __grid_constant__ arguments a) {
   CUDA_DYNAMIC_SHARED(keys_shared<D>, m);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128), unit = static_cast<int>(blockIdx.x);
-  const int sample = unit / a.shape.kv_heads, kv_head = unit % a.shape.kv_heads;
-  const int first = static_cast<int>(blockIdx.y) * BLOCK, last = (a.shape.tiles - 1) * BLOCK - first, turns = first < last ? 2 : 1;
+  const int sample = unit / a.shape.kv_heads, kv_head = unit % a.shape.kv_heads, key = static_cast<int>(blockIdx.y) * BLOCK;
   if (threadIdx.x == 0) {
     ring_init(&m->ring);
     sm90_barrier_init(&m->ready, 1);
-    sm90_barrier_init(&m->taken, RELEASES);
     sm90_barrier_init_fence();
   }
-  const int32_t *starts = starts_of(a, sample);
-  const span early = queries_of(a, starts, first, first + BLOCK - 1), late = queries_of(a, starts, last, last + BLOCK - 1);
+  const span block = queries_of(a, starts_of(a, sample), key, key + BLOCK - 1);
   __syncthreads();
-  int n = 0;
   if (warpgroup == 0) {
     sm90_registers_fewer<24>();
-    if (threadIdx.x != 0) return;
-    for (int turn = 0; turn < turns; turn++) {
-      if (turn > 0) sm90_barrier_wait(&m->taken, 0);
-      n = keys_produce<D>(m, &qkv, &d_out, a, sample, kv_head, turn ? last : first, turn ? late : early, n);
-    }
+    if (threadIdx.x == 0) keys_produce<D>(m, &qkv, &d_out, a, sample, kv_head, key, block);
   } else {
     sm90_registers_more<240>();
-    for (int turn = 0; turn < turns; turn++)
-      n = keys_consume<D>(m, a, warpgroup - 1, sample, kv_head, turn ? last : first, turn ? late : early, static_cast<uint32_t>(turn), n);
+    keys_consume<D>(m, a, warpgroup - 1, sample, kv_head, key, block);
   }
 }
 
