@@ -178,6 +178,71 @@ static struct kernels table; /* the device's, of which a fault replaces somethin
 static struct links links;
 static const struct links *real;
 
+/* Defects that "exchange" must find, or NCCL's double: DEFECT in the environment. */
+static void never_ready(struct link *l, int slot) { (void)l, (void)slot; }
+static void never_follow(struct link *l, int slot) { (void)l, (void)slot; }
+static bool begin_at_once(struct link *l, int slot, struct error *e) {
+  (void)l, (void)slot, (void)e;
+  return true;
+}
+static bool end_before_sums(struct link *l, int half, const struct link_sum *s, int n, struct error *e) {
+  (void)half, (void)s, (void)n;
+  return real->sum(l, half, s, n - 1, e);
+}
+static bool sum_beside(struct link *l, int half, const struct link_sum *s, int n, struct error *e) {
+  struct link_sum shifted[16];
+  for (int i = 0; i < n; i++) {
+    shifted[i] = s[i];
+    if (s[i].n > 8) shifted[i].received = (const char *)s[i].received + 16;
+  }
+  return real->sum(l, half, shifted, n, e);
+}
+static bool transfer_one_less(struct link *l, int half, const struct link_transfer *t, int n, struct error *e) {
+  struct link_transfer changed[64];
+  memcpy(changed, t, (size_t)n * sizeof *t);
+  if (comm_rank(joined) == 0 && n > 0) changed[n - 1].n_out--;
+  return real->transfer(l, half, changed, n, e);
+}
+static bool transfer_swapped(struct link *l, int half, const struct link_transfer *t, int n, struct error *e) {
+  struct link_transfer changed[64];
+  memcpy(changed, t, (size_t)n * sizeof *t);
+  for (int i = 1; i < n; i++) /* the first two ranks' values of a segment change places: another order of the sum */
+    if (t[i].n_in == t[i - 1].n_in && t[i].dtype == t[i - 1].dtype && t[i].rank != t[i - 1].rank) {
+      changed[i].in = t[i - 1].in;
+      changed[i - 1].in = t[i].in;
+      break;
+    }
+  return real->transfer(l, half, changed, n, e);
+}
+static bool gather_beside(struct link *l, const struct link_gather *g, int n, struct error *e) {
+  struct link_gather changed[16];
+  memcpy(changed, g, (size_t)n * sizeof *g);
+  for (int i = 0; i < n; i++)
+    if (g[i].begin[comm_world(joined)] > 64) changed[i].data = (char *)g[i].data + (comm_rank(joined) == 1 ? 32 : 0);
+  return real->gather(l, changed, n, e);
+}
+static enum link_state always_idle(struct link *l, struct error *e) {
+  return real->state(l, e) == LINK_FAILED ? LINK_FAILED : LINK_IDLE;
+}
+static void same_device(const struct device *d, char text[LINK_NAME]) {
+  (void)d;
+  snprintf(text, LINK_NAME, "GPU-1");
+}
+
+static void take_defect(const char *name) {
+  if (!name) return;
+  if (strcmp(name, "no-ready") == 0) links.ready = never_ready;
+  if (strcmp(name, "no-begin") == 0) links.begin = begin_at_once;
+  if (strcmp(name, "no-follow") == 0) links.follow = never_follow;
+  if (strcmp(name, "one-sum-less") == 0) links.sum = end_before_sums;
+  if (strcmp(name, "sum-offset") == 0) links.sum = sum_beside;
+  if (strcmp(name, "count") == 0) links.transfer = transfer_one_less;
+  if (strcmp(name, "order") == 0) links.transfer = transfer_swapped;
+  if (strcmp(name, "gather-offset") == 0) links.gather = gather_beside;
+  if (strcmp(name, "no-look") == 0) links.state = always_idle;
+  if (strcmp(name, "one-gpu") == 0) links.identity = same_device;
+}
+
 static bool stuck_transfer(struct link *l, int half, const struct link_transfer *t, int n, struct error *e) {
   (void)l, (void)half, (void)t, (void)n, (void)e;
   sleep_s(300);
@@ -235,6 +300,7 @@ int main(int argc, char **argv) {
   links = *real;
   table = *device->k;
   table.links = &links;
+  take_defect(getenv("DEFECT"));
   device->k = &table;
   const struct comm_device whose = {device, device_memory(STAGING), STAGING};
   transport = comm_transport_nccl.open(joined, &whose, SHAPES, &e);

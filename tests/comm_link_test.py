@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 
-from fp4d import BUILD, COMMUNICATION, ROOT, SOON, Job, Skipped, check, main
+from fp4d import BUILD, COMMUNICATION, DEVICE, ROOT, SOON, Job, Skipped, check, main
 
 GPU = bool(os.environ.get("GPU"))
 WORLD = os.path.join(BUILD, *([] if GPU else ["model"]), "tests", "comm_link_main")
@@ -46,10 +46,55 @@ def test_exchanges_4(): exchanges(4)
 
 def test_nothing_is_done_before_it_is_waited_for():
     """The model's streams put everything off: an order that was not asked for would show."""
-    if GPU:
-        raise Skipped("on the host model")
+    on_the_model()
     for np in (1, 2, 3):
         exchanges(np, FP4D_MODEL_STREAMS="lazy")
+
+
+def found(defect, np=3, **more):
+    """A defect of this transport is wrong bits, or the double of NCCL ends the process."""
+    code, text, _ = world(np, "exchange", DEFECT=defect, FP4D_MODEL_STREAMS="lazy", **more)
+    check(code != 0 and ("not ok" in text or "cuda model" in text), f"{defect} is not seen: exit code {code}", text)
+    return text
+
+
+def on_the_model():
+    if GPU:
+        raise Skipped("on the host model")
+
+
+def test_defects_of_order_are_found():
+    """An event that is not recorded, a wait that is left out."""
+    on_the_model()
+    for defect in ("no-ready", "no-begin", "no-follow"):
+        found(defect)
+
+
+def test_defects_of_sums_are_found():
+    on_the_model()
+    for defect in ("one-sum-less", "sum-offset", "order"):
+        found(defect)
+
+
+def test_defects_of_calls_are_found():
+    on_the_model()
+    check(re.search(r"NCCL: rank \d gives rank \d message \d+, .* which is taken for", found("count")), "what the two sides do not have alike")
+    found("gather-offset", np=2)
+    check("while an earlier call is in progress" in found("no-look", np=2), "calls follow each other without a look")
+
+
+def test_two_ranks_on_one_gpu():
+    on_the_model()
+    code, text, seconds = world(3, "exchange", DEFECT="one-gpu")
+    check(code == DEVICE and seconds < SOON, f"exit code {code} after {seconds:.1f} s", text)
+    check("ranks 0 and 1 have one GPU (GPU-1)" in text and "CUDA_VISIBLE_DEVICES" in text, "which ranks, and what to do", text)
+
+
+def test_an_error_of_the_library():
+    """Of one rank, between calls: said with rank, operation and update, wherever its thread stands."""
+    on_the_model()
+    text = ended(3, "train", 9, FP4D_MODEL_NCCL_ERROR="8/1")
+    check(re.search(r"rank 1 (waiting )?in '(backward|optimizer)' of update \d: NCCL: asynchronous error: remote process exited", text), "whose error", text)
 
 
 def ended(np, *words, **more):

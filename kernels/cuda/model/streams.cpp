@@ -1,7 +1,8 @@
 /* Streams and events: queues of work that one thread at a time runs, whichever waits.
  *
  * A stream that waits for an event has the event's stream run as far as that, and no
- * further.  Work that is not done when it is called (NCCL's, while other ranks have not
+ * further.  Where work is put off a question makes no haste, but for one in four, and other
+ * streams may be ahead of one that is waited for.  Work that is not done when it is called (NCCL's, while other ranks have not
  * come) stays at its stream's head. */
 #include <stdlib.h>
 #include <time.h>
@@ -28,6 +29,10 @@ struct cuda_model_event {
 namespace {
 
 std::recursive_mutex machine;
+std::deque<cudaStream_t> streams;
+uint32_t chance = 1;
+
+bool one_in(uint32_t n) { return ((chance = chance * 1664525u + 1013904223u) >> 16) % n == 0; }
 
 bool lazy() {
   const char *text = getenv("FP4D_MODEL_STREAMS");
@@ -69,11 +74,19 @@ uint64_t cuda_model_given(cudaStream_t s) {
 
 void cuda_model_finish(cudaStream_t s) {
   const uint64_t given = cuda_model_given(s);
+  if (lazy()) {
+    const std::lock_guard<std::recursive_mutex> held(machine);
+    if (one_in(2))
+      for (cudaStream_t other : streams)
+        if (other != s) run_to(other, other->given);
+  }
   while (!cuda_model_reached(s, given)) rest();
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+  const std::lock_guard<std::recursive_mutex> held(machine);
   *stream = new cuda_model_stream{};
+  streams.push_back(*stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) { return cudaStreamCreateWithFlags(stream, flags); }
@@ -86,6 +99,11 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
   const std::lock_guard<std::recursive_mutex> held(machine);
   run_to(s, s->given); /* what cannot be done now never is */
+  for (auto i = streams.begin(); i != streams.end(); ++i)
+    if (*i == s) {
+      streams.erase(i);
+      break;
+    }
   delete s;
   return cudaSuccess;
 }
@@ -128,7 +146,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t event, unsigned) {
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const std::lock_guard<std::recursive_mutex> held(machine);
-  return !event->place || run_to(event->stream, event->place) ? cudaSuccess : cudaErrorNotReady;
+  const bool haste = !lazy() || one_in(4);
+  return !event->place || (haste ? run_to(event->stream, event->place) : event->stream->done >= event->place) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
