@@ -78,6 +78,11 @@ double comm_exchange_waited(const struct comm *c) {
   return x->transport->waited ? x->transport->waited(x->state) : x->waited;
 }
 
+void comm_exchange_describe(const struct comm *c, char *text, int size) {
+  text[0] = 0;
+  if (c->exchange) c->exchange->transport->describe(c->exchange->state, text, size);
+}
+
 void comm_exchange_close(struct comm *c) {
   struct exchange *x = c->exchange;
   struct error e;

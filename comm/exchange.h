@@ -72,6 +72,9 @@ bool comm_finish_all(struct comm *c, struct error *e);
  * comm_finish, or by the device's operations, of which those count that are over. */
 double comm_exchange_waited(const struct comm *c);
 
+/* "NCCL 2.28.9, sums in rank order; ...", for the run's record; "" in a world of one. */
+void comm_exchange_describe(const struct comm *c, char *text, int size);
+
 /* Waits for what is under way and ends the thread; before the memory of a tensor is
  * released.  All ranks, in good order; nothing to do where it was not opened. */
 void comm_exchange_close(struct comm *c);

@@ -27,6 +27,8 @@ struct comm_transport {
   bool (*finish)(void *state, int64_t ticket, struct error *e); /* it and all before it */
   /* Seconds that the device stood still for exchanges; NULL: as long as finish took. */
   double (*waited)(void *state);
+  /* What moves the memory, in words. */
+  void (*describe)(const void *state, char *text, int size);
   void (*close)(void *state); /* nothing is under way */
 };
 

@@ -11,6 +11,7 @@
  *
  * Only MPI_Isend, MPI_Irecv and MPI_Testall are used, so that results cannot depend on
  * MPI's algorithms, and nothing here blocks inside MPI. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -266,5 +267,10 @@ static bool mpi_finish(void *state, int64_t ticket, struct error *e) {
   return good;
 }
 
+static void mpi_describe(const void *state, char *text, int size) {
+  (void)state;
+  snprintf(text, (size_t)size, "MPI, through host memory");
+}
+
 const struct comm_transport comm_transport_mpi = {
-    .open = mpi_open, .begin = mpi_begin, .done = mpi_done, .finish = mpi_finish, .close = mpi_close};
+    .open = mpi_open, .begin = mpi_begin, .done = mpi_done, .finish = mpi_finish, .describe = mpi_describe, .close = mpi_close};

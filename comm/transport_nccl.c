@@ -16,6 +16,8 @@
  * In a world of one, which only tests have, this rank sends to itself. */
 #include <errno.h>
 #include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -23,6 +25,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/meet.h"
+#include "comm/nccl_known.h"
 #include "comm/rounds.h"
 #include "kernels/link.h"
 
@@ -36,7 +39,7 @@ struct engine {
   const struct links *links;
   struct link *link; /* the thread's to make and to close */
   struct meeting meeting;
-  char id[LINK_ID_BYTES];
+  char id[LINK_ID_BYTES], description[256];
   int copies;     /* of a share, that are received */
   char *half[2];  /* of the staging memory */
   int64_t half_bytes;
@@ -259,6 +262,19 @@ static void *engine_run(void *argument) {
 
 /* ---- opening ---------------------------------------------------------------------------------- */
 
+/* The library, the way, and what is known to go wrong with it. */
+static bool describe(struct engine *g, char (*all)[LINK_NAME], struct error *e) {
+  const struct nccl_known_machine here = nccl_known_here();
+  const char *wrong[NCCL_KNOWN_MOST], *multicast = getenv("NCCL_NVLS_ENABLE");
+  char version[64];
+  if (!g->links->version(version, sizeof version, e)) return false;
+  for (int i = nccl_known(version, &here, wrong) - 1; i >= 0 && g->comm->rank == 0; i--) log_warning("%s", wrong[i]);
+  snprintf(g->description, sizeof g->description, "%s %s, sums in rank order; rank %d's GPU reaches %d of %d others of its host directly; NCCL_NVLS_ENABLE %s",
+           g->links->name, version, g->comm->rank, g->links->reaches(g->device, all, g->comm->world), g->comm->local_world - 1,
+           multicast ? multicast : "not set");
+  return true;
+}
+
 /* Two ranks on one device would wait for each other inside NCCL. */
 static bool own_devices(struct engine *g, struct error *e) {
   const int world = g->comm->world, rank = g->comm->rank;
@@ -272,7 +288,7 @@ static bool own_devices(struct engine *g, struct error *e) {
         good = error_set(e, ERROR_DEVICE, "ranks %d and %d have one GPU (%s)", r < rank ? r : rank, r < rank ? rank : r, own);
         error_hint(e, "start one rank a GPU, and let each see all of its host's GPUs (CUDA_VISIBLE_DEVICES)");
       }
-  good = comm_agree(g->comm, good, e);
+  good = comm_agree(g->comm, good && describe(g, all, e), e);
   free(all);
   return good;
 }
@@ -398,9 +414,15 @@ static double nccl_waited(void *state) {
   return g->links->waited(g->link);
 }
 
+static void nccl_describe(const void *state, char *text, int size) {
+  const struct engine *g = state;
+  snprintf(text, (size_t)size, "%s", g->description);
+}
+
 const struct comm_transport comm_transport_nccl = {.open = nccl_open,
                                                    .begin = nccl_begin,
                                                    .done = nccl_done,
                                                    .finish = nccl_finish,
                                                    .waited = nccl_waited,
+                                                   .describe = nccl_describe,
                                                    .close = nccl_close};

@@ -59,7 +59,7 @@ struct links {
   /* Which device this is, in all the world: "GPU-…" as nvidia-smi has it. */
   void (*identity)(const struct device *d, char text[LINK_NAME]);
   /* How many of `n` devices of this host, by identity, this one reaches by itself; -1: not told. */
-  int (*reaches)(const struct device *d, const char (*identity)[LINK_NAME], int n);
+  int (*reaches)(const struct device *d, char (*identity)[LINK_NAME], int n);
 
   /* A world's name, made by one of its ranks and told to the others. */
   bool (*make_id)(char id[LINK_ID_BYTES], struct error *e);

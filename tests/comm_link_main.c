@@ -14,6 +14,7 @@
 #include "kernels/link.h"
 #include "tests/comm_rig.h"
 #include "tests/test.h"
+#include "trainer/hello_link.h"
 
 static struct comm *joined;
 static struct device *device;
@@ -296,6 +297,12 @@ int main(int argc, char **argv) {
   log_setup(comm_rank(joined), comm_world(joined), LOG_INFO);
   device = device_open_rank("sm90", 1, comm_local_rank(joined), &e);
   if (!device) end(&e);
+  if (strcmp(argv[1], "hello") == 0) {
+    if (!hello_link(device, &e)) end(&e);
+    device->k->close(device);
+    comm_close(joined);
+    return 0;
+  }
   real = device->k->links;
   links = *real;
   table = *device->k;

@@ -58,6 +58,13 @@ def found(defect, np=3, **more):
     return text
 
 
+def test_hello():
+    """What `fp4d doctor` asks of NCCL."""
+    for streams in ("", "lazy"):
+        code, text, _ = world(1, "hello", FP4D_MODEL_STREAMS=streams)
+        check(code == 0, f"exit code {code}", text)
+
+
 def on_the_model():
     if GPU:
         raise Skipped("on the host model")

@@ -13,8 +13,10 @@
 #include "checkpoints/checkpoint.h"
 #include "checkpoints/store.h"
 #include "comm/comm.h"
+#include "comm/nccl_known.h"
 #include "kernels/probe.h"
 #include "trainer/command.h"
+#include "trainer/hello_link.h"
 #include "trainer/machine.h"
 #include "trainer/version.h"
 
@@ -121,6 +123,34 @@ static void see_device(struct visit *v, const char *subject, const char *backend
   if (d) d->k->close(d);
 }
 
+/* NCCL: what is known of its version here, and a hello on the first GPU that a backend is for. */
+static void see_nccl(struct visit *v, const struct gpus_found *found) {
+  struct error e = {0};
+  char version[64];
+  const char *wrong[NCCL_KNOWN_MOST];
+  int first = 0;
+  if (!gpu_nccl_version(version, sizeof version, &e)) {
+    say_problem(v, "nccl", &e);
+    return;
+  }
+  const struct nccl_known_machine here = nccl_known_here();
+  for (int i = nccl_known(version, &here, wrong) - 1; i >= 0; i--) say(v, "WARNING", "nccl", "%s", wrong[i]);
+  while (first < found->number && !found->gpu[first].backend) first++;
+  if (first == found->number) {
+    say(v, "ok", "nccl", "%s", version);
+    return;
+  }
+  const char *multicast = getenv("NCCL_NVLS_ENABLE");
+  const double t0 = clock_seconds();
+  struct device *d = device_open_rank(found->gpu[first].backend, 0, first, &e);
+  if (d && hello_link(d, &e))
+    say(v, "ok", "nccl", "%s: GPU %d joined a world of one, sent to itself, summed, gathered and aborted it in %.1f s; NCCL_NVLS_ENABLE %s", version, first,
+        clock_seconds() - t0, multicast ? multicast : "not set");
+  else
+    say_problem(v, "nccl", &e);
+  if (d) d->k->close(d);
+}
+
 static void see_gpus(struct visit *v) {
   struct gpus_found found;
   struct error e = {0};
@@ -140,15 +170,11 @@ static void see_gpus(struct visit *v) {
     else
       say(v, "absent", "gpu", "no backend of this program runs on compute capability %d.%d: sm90 is for 9.0, sm100 for 10.0", g->major, g->minor);
   }
-  static const struct {
-    const char *name;
-    bool (*version)(char *text, int size, struct error *e);
-  } libraries[] = {{"cublaslt", gpu_cublaslt_version}, {"nccl", gpu_nccl_version}};
-  for (size_t i = 0; i < sizeof libraries / sizeof libraries[0]; i++)
-    if (libraries[i].version(version, sizeof version, &e))
-      say(v, "ok", libraries[i].name, "%s", version);
-    else
-      say_problem(v, libraries[i].name, &e);
+  if (gpu_cublaslt_version(version, sizeof version, &e))
+    say(v, "ok", "cublaslt", "%s", version);
+  else
+    say_problem(v, "cublaslt", &e);
+  see_nccl(v, &found);
   gpus_release(&found);
 }
 

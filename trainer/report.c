@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/exchange.h"
 #include "data/tokenizer.h"
 #include "trainer/plan.h"
 #include "trainer/version.h"
@@ -156,7 +157,7 @@ static void warn_of_tokenizer(const struct run *run) {
 json_t *report_start(struct run *run, bool resumed) {
   const struct config *c = &run->config;
   json_t *o = json_object(), *memory = json_object(), *executed = json_array();
-  char text[HASH_TEXT], device[256], documents[RUN_DOCUMENTS_TEXT];
+  char text[HASH_TEXT], device[256], exchange[256], documents[RUN_DOCUMENTS_TEXT];
   record_text(o, "kind", "start");
   record_integer(o, "update", run->update);
   json_object_set_new(o, "resumed", json_boolean(resumed));
@@ -170,6 +171,8 @@ json_t *report_start(struct run *run, bool resumed) {
   record_hash(o, "train_digest", stream_info(run->train)->digest);
   if (run->validation) record_hash(o, "validation_digest", stream_info(run->validation)->digest);
   record_text(o, "topology", comm_topology(run->comm));
+  comm_exchange_describe(run->comm, exchange, sizeof exchange);
+  if (exchange[0]) record_text(o, "exchange", exchange);
   record_text(o, "backend", run->device->k->backend);
   run->device->k->describe(run->device, device, sizeof device);
   record_text(o, "device", device);
@@ -192,6 +195,7 @@ json_t *report_start(struct run *run, bool resumed) {
              model_config_param_count(&c->model.shape), (double)run->arena.used / (1 << 30), c->train.global_batch,
              run->local_batch, run->accumulation, run->world, c->train.seq_len);
     log_info("backend %s: %s", run->device->k->backend, device);
+    if (exchange[0]) log_info("exchanges: %s", exchange);
     hash_text(run->init_hash, text);
     log_info("initial parameters %s", text);
     hash_text(stream_info(run->train)->digest, text);

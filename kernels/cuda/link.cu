@@ -75,7 +75,7 @@ void identity_of(int ordinal, char text[LINK_NAME]) {
 
 void identity(const struct device *d, char text[LINK_NAME]) { identity_of(cuda_of(d)->ordinal, text); }
 
-int reaches(const struct device *d, const char (*wanted)[LINK_NAME], int n) {
+int reaches(const struct device *d, char (*wanted)[LINK_NAME], int n) {
   const int own = cuda_of(d)->ordinal;
   int count = 0, found = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) return -1;
