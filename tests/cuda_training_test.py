@@ -6,6 +6,7 @@
 "ok NAME" or "not ok NAME: why"; exit status 0 iff all are ok.  Contractions, attention and the loss
 differ in the order of their sums alone, so the losses are close; a run must repeat to the bit.
 """
+import json
 import os
 import sys
 
@@ -54,11 +55,28 @@ def test_two_ranks_follow_one():
     out = ranks("ranks", 2, 2)
     if GPU and "and it has 1" in out.text:
         raise Skipped("needs two GPUs")
-    out.expect(DONE)
+    out.expect(DONE, r"exchanges: NCCL 2\.\d+\.\d+, sums in rank order; rank 0's GPU reaches \d of 1 others of its host directly; NCCL_NVLS_ENABLE 0")
+    waits = [float(w) for w in place.column("ranks", "exchange_wait_ms")]
+    check(all(w >= 0 for w in waits) and sum(waits) > 0, "the device's waits are recorded", str(waits))
     two = place.column("ranks", "loss")
     check(len(one) == len(two), "an update each", str((one, two)))
     for i, (a, b) in enumerate(zip(one, two)):
         check(abs(a - b) <= (1e-5 if i == 0 else 2e-2) * a, f"update {i + 1}: {b} beside {a}", str((one, two)))
+
+
+def test_collectives_are_measured():
+    """Ours beside the library's own; alone what one can."""
+    for np in (0, 2):
+        out = place.command("bench", "collectives", "tiny.yaml", "--megabytes", "1", "--repeat", "2", "--json", "--set", f"run.backend={BACKEND}", np=np,
+                            environment={"FP4D_MODEL_GPUS": "2", "NCCL_NVLS_ENABLE": "0"})
+        if GPU and "and it has 1" in out.text:
+            raise Skipped("needs two GPUs")
+        out.expect(DONE)
+        rows = [json.loads(line) for line in out.text.splitlines() if line.startswith("{")]
+        check(len(rows) == (4 if np else 3), "a row each", out.text)
+        for r in rows:
+            check(r["world"] == max(np, 1) and r["bytes"] == 1 << 20, "row", str(r))
+            check(abs(r["bus_bytes_per_second"] - r["bytes_per_second"] * (r["world"] - 1) / r["world"]) < 1, "(n-1)/n", str(r))
 
 
 def on_a_gpu():

@@ -67,7 +67,8 @@ const struct command commands[] = {
      "  step         a micro-batch and an optimizer step by phase, routes in turn, and their ratio to bf16\n"
      "  loader       samples per second from data.train\n"
      "  checkpoint   save and load, under mpirun each rank its share\n"
-     "  collectives  under mpirun: the sum of gradients, spread to all, beside a copy in memory\n"
+     "  collectives  under mpirun: the sum of gradients, spread to all, beside a copy in memory; on GPUs (a CONFIG's\n"
+     "               run.backend) beside NCCL's own, at 64 MB and 1 GB, alone what one GPU can\n"
      "  tokenizer    --text to ids and back, one thread\n"},
     {"capture", "X, W and dY of a model's linears from a checkpoint, to HDF5", command_capture_arguments, command_capture,
      "Runs forward and backward of the batches that training would read next, under route bf16,\n"

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "kernels/cuda/model/runtime.h"
+#include "kernels/formats.h"
 
 namespace {
 
@@ -56,6 +57,7 @@ struct part {
   size_t bytes;
   struct message message;
   size_t done; /* of message and data */
+  char *sum;   /* BF16 or FP32 elements that `data`, this double's own memory, is added to when it is there; else NULL */
 };
 
 }  // namespace
@@ -140,6 +142,23 @@ bool move(struct nccl_comm *c, struct part *p) {
   }
 }
 
+void add_to(const struct part &p) {
+  for (uint64_t i = 0; i < p.message.elements; i++) {
+    if (p.message.type == NCCL_FLOAT32) {
+      float a, b;
+      memcpy(&a, p.sum + 4 * i, 4), memcpy(&b, p.data + 4 * i, 4);
+      a = a + b;
+      memcpy(p.sum + 4 * i, &a, 4);
+    } else {
+      uint16_t a, b;
+      memcpy(&a, p.sum + 2 * i, 2), memcpy(&b, p.data + 2 * i, 2);
+      a = bf16_encode(bf16_decode(a) + bf16_decode(b));
+      memcpy(p.sum + 2 * i, &a, 2);
+    }
+  }
+  free(p.data);
+}
+
 /* Messages between two ranks go one after another, each way. */
 bool move_all(struct nccl_comm *c, std::vector<struct part> *parts) {
   bool held[2][MOST] = {}, all = true;
@@ -148,6 +167,7 @@ bool move_all(struct nccl_comm *c, std::vector<struct part> *parts) {
   for (struct part &p : *parts) {
     if (held[p.out][p.peer] || p.done == sizeof p.message + p.bytes) continue;
     const bool done = move(c, &p);
+    if (done && p.sum) add_to(p);
     held[p.out][p.peer] = !done;
     all = all && done;
   }
@@ -253,7 +273,7 @@ bool overlap(const struct part &a, const struct part &b) { return a.data < b.dat
 void check_buffers() {
   for (size_t i = 0; i < group->size(); i++) {
     const struct part &a = (*group)[i];
-    if (!cuda_model_owns(a.data, a.bytes)) cuda_model_fail("NCCL: a buffer of %zu bytes that is no device memory", a.bytes);
+    if (!cuda_model_owns(a.sum ? a.sum : a.data, a.bytes)) cuda_model_fail("NCCL: a buffer of %zu bytes that is no device memory", a.bytes);
     for (size_t j = 0; j < i; j++)
       if ((!a.out || !(*group)[j].out) && overlap(a, (*group)[j])) cuda_model_fail("NCCL: buffers of one group overlap");
   }
@@ -285,7 +305,7 @@ void join_group(struct nccl_comm *c, cudaStream_t s, const char *what) {
   group_stream = s;
 }
 
-void add(struct nccl_comm *c, bool out, int peer, const void *data, size_t elements, int type, enum kind kind, int root) {
+void add(struct nccl_comm *c, bool out, int peer, const void *data, size_t elements, int type, enum kind kind, int root, char *sum = NULL) {
   if (peer < 0 || peer >= c->world) cuda_model_fail("NCCL: rank %d of %d", peer, c->world);
   struct message m;
   memset(&m, 0, sizeof m);
@@ -294,7 +314,7 @@ void add(struct nccl_comm *c, bool out, int peer, const void *data, size_t eleme
   m.type = type;
   m.root = root;
   m.elements = elements;
-  group->push_back(part{out, peer, static_cast<char *>(const_cast<void *>(data)), elements * type_bytes(type), m, 0});
+  group->push_back(part{out, peer, static_cast<char *>(const_cast<void *>(data)), elements * type_bytes(type), m, 0, sum});
 }
 
 int send(const void *from, size_t n, int type, int rank, struct nccl_comm *c, cudaStream_t s) {
@@ -332,13 +352,17 @@ int all_gather(const void *from, void *to, size_t n, int type, struct nccl_comm 
   return NCCL_SUCCESS;
 }
 
-/* Its order of additions is nobody's to know; that it moves what it should is enough here. */
-int reduce_scatter(const void *from, void *to, size_t n, int type, int, struct nccl_comm *c, cudaStream_t s) {
+/* Summed as values come, in whatever order. */
+int reduce_scatter(const void *from, void *to, size_t n, int type, int operation, struct nccl_comm *c, cudaStream_t s) {
   join_group(c, s, "ncclReduceScatter");
   const char *all = static_cast<const char *>(from);
   const size_t bytes = n * type_bytes(type);
-  if (to != all + (size_t)c->rank * bytes) cuda_model_fail("NCCL: a reduce-scatter that is not in place");
-  if (c->world > 1) cuda_model_fail("NCCL: its own reduce-scatter of several ranks is not modelled");
+  if (to != all + (size_t)c->rank * bytes || operation != NCCL_SUM) cuda_model_fail("NCCL: a reduce-scatter that is no sum in place");
+  for (int r = c->world - 1; r >= 0; r--) {
+    if (r == c->rank) continue;
+    add(c, true, r, all + (size_t)r * bytes, n, type, REDUCE_SCATTER, -1);
+    add(c, false, r, malloc(bytes ? bytes : 1), n, type, REDUCE_SCATTER, -1, static_cast<char *>(to));
+  }
   return NCCL_SUCCESS;
 }
 
