@@ -31,6 +31,7 @@
 
 enum { LOOK_NS = 500000 };           /* between two looks at what is under way */
 enum { SPINS = 1000, NAP_NS = 20000 }; /* while the library launches something */
+enum { STOP_NS = 20000000 };          /* from the word to stop to the library's abort */
 enum { TELL_S = 5 };                  /* for the caller's thread to take a failure up */
 
 struct engine {
@@ -50,6 +51,7 @@ struct engine {
   struct link_gather gathers[ROUND_SEGMENTS];
   int64_t *begins; /* [ROUND_SEGMENTS * (world + 1)] */
   int64_t done;    /* tickets */
+  atomic_bool aborting; /* the communicator goes away: no more calls on it */
 
   pthread_t thread;
   pthread_mutex_t lock; /* of what follows */
@@ -68,10 +70,16 @@ static void nap(long nanoseconds) {
   nanosleep(&t, NULL);
 }
 
+/* The process is ending, and the link with it: this thread's part is over. */
+static void stop_where_aborting(const struct engine *g) {
+  while (atomic_load(&g->aborting)) nap(STOP_NS);
+}
+
 /* ---- what is under way ------------------------------------------------------------- */
 
 /* Exchanges that are done, and whether the library has met an error meanwhile. */
 static bool look(struct engine *g, int64_t handed, struct error *e) {
+  stop_where_aborting(g);
   if (g->links->state(g->link, e) == LINK_FAILED) return false;
   while (g->done < handed) {
     bool computed = false, done = false;
@@ -89,6 +97,7 @@ static bool look(struct engine *g, int64_t handed, struct error *e) {
 /* Until the library has launched what it was given. */
 static bool launched(struct engine *g, struct error *e) {
   for (int looks = 0;; looks++) {
+    stop_where_aborting(g);
     const enum link_state s = g->links->state(g->link, e);
     if (s != LINK_BUSY) return s == LINK_IDLE;
     if (looks < SPINS)
@@ -195,6 +204,8 @@ static void fail(struct engine *g, const struct error *e) {
 
 static void abort_link(void *argument) {
   struct engine *g = argument;
+  atomic_store(&g->aborting, true);
+  nap(STOP_NS);
   g->links->abort(g->link);
 }
 

@@ -8,6 +8,7 @@ differ in the order of their sums alone, so the losses are close; a run must rep
 """
 import json
 import os
+import re
 import sys
 
 from fp4d import BUILD, DEVICE, DONE, PREEMPTED, PROGRAM, Place, Skipped, check, main, same
@@ -37,6 +38,13 @@ def test_losses_follow_the_cpu():
     check(not GPU or gpu[-1] < gpu[0] - 0.5, "it learns", str(gpu))
     a, b = place.column("cpu", "grad_norm")[0], place.column("gpu", "grad_norm")[0]
     check(abs(a - b) <= 2e-2 * a, f"first gradient's norm: {b} beside {a}")
+
+
+def test_staging_is_planned():
+    """What other ranks send has its place in the memory table, of several ranks alone."""
+    for gpus, row in ((1, False), (2, True)):
+        out = place.command("plan", "tiny.yaml", "--gpus", str(gpus), "--set", f"run.backend={BACKEND}").expect(DONE)
+        check(bool(re.search(r"\n  communication +268\.435 MB +other ranks' gradients", out.text)) == row, f"{gpus} GPUs", out.text)
 
 
 def ranks(name, np, gpus, **more):

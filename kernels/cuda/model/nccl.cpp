@@ -218,6 +218,7 @@ int init_rank(struct nccl_comm **out, int world, struct nccl_id id, int rank, st
 }
 
 int async_error(struct nccl_comm *c, int *result) {
+  if (c->aborted) cuda_model_fail("NCCL: ncclCommGetAsyncError after ncclCommAbort");
   *result = NCCL_SUCCESS;
   if (c->error_after >= 0 && c->groups > c->error_after) {
     *result = REMOTE_ERROR;
