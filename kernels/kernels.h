@@ -286,11 +286,24 @@ struct kernels {
    * other is allowed.  allocate_host returns NULL with *e filled. */
   void *(*allocate_host)(struct device *d, size_t bytes, struct error *e);
   void (*release_host)(struct device *d, void *p);
+  /* Bytes of the device's memory that are in use, by whatever process, and that it has.
+   * NULL: the host's memory is its own. */
+  bool (*memory)(struct device *d, int64_t *used, int64_t *total, struct error *e);
+  /* What the device holds of its memory beside allocations (context, code of kernels,
+   * libraries): an estimate, for plans. */
+  int64_t own_bytes;
   /* In order with the operations.  What is uploaded is read, and what is downloaded
    * is there, at the next synchronize at the latest. */
   void (*upload)(struct device *d, void *to_device, const void *from_host, size_t bytes);
   void (*download)(struct device *d, void *to_host, const void *from_device, size_t bytes);
   bool (*synchronize)(struct device *d, struct error *e);
+
+  /* Events: moments in the order of the operations, numbered 0 to n - 1; make_events
+   * replaces those there were.  One comes when every operation before it is done, and
+   * costs nobody a wait.  seconds_between two: after a synchronize that followed both. */
+  bool (*make_events)(struct device *d, int n, struct error *e);
+  void (*record_event)(struct device *d, int event);
+  double (*seconds_between)(struct device *d, int from, int to);
 
   /* Quantises (or copies) a matrix that has no fused producer: weights,
    * attention output.  For a 2D encoding row and column get the same codes

@@ -1,5 +1,7 @@
 /* The CUDA device: memory, copies, and what it says where it cannot open.  The
  * machines are the host model's. */
+#include <math.h>
+
 #include "kernels/cuda/cuda.h"
 #include "tests/test.h"
 
@@ -57,13 +59,27 @@ TEST(memory_and_copies) {
   p = d->k->allocate(d, 0, &e);
   CHECK(p != NULL);
   d->k->release(d, p);
-  cuda_model_machine.memory = 1000000;
+  cuda_model_machine.memory = 1000300, cuda_model_machine.own = 300;
   p = d->k->allocate(d, 400000, &e);
   CHECK(d->k->allocate(d, 600001, &e) == NULL);
   CHECK_EQ_I64(e.code, ERROR_SYSTEM);
-  CHECK_STR(e.message, "no GPU memory for 600001 bytes: 600000 of 1000000 are free");
+  CHECK_STR(e.message, "no GPU memory for 600001 bytes: 600000 of 1000300 are free");
+  int64_t used = 0, total = 0;
+  CHECK(d->k->memory(d, &used, &total, &e) && used == 400300 && total == 1000300);
   d->k->release(d, p);
   cuda_model_machine = usual;
+  d->k->close(d);
+}
+
+TEST(events) {
+  struct error e = {};
+  struct device *d = cuda_model_open("sm90", &e);
+  CHECK(d && d->k->make_events(d, 5, &e) && d->k->make_events(d, 3, &e));
+  for (int i = 0; i < 3; i++) d->k->record_event(d, i);
+  CHECK(d->k->synchronize(d, &e));
+  const double a = d->k->seconds_between(d, 0, 1), b = d->k->seconds_between(d, 1, 2), both = d->k->seconds_between(d, 0, 2);
+  CHECK(a >= 0 && b >= 0 && fabs(a + b - both) < 1e-9);
+  CHECK(d->k->synchronize(d, &e));
   d->k->close(d);
 }
 
@@ -110,6 +126,7 @@ TEST(what_it_refuses) {
 int main(void) {
   RUN(machines_it_does_not_open_on);
   RUN(memory_and_copies);
+  RUN(events);
   RUN(faults);
   RUN(what_it_refuses);
   return test_report();

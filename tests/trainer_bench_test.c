@@ -42,7 +42,7 @@ TEST(refused) {
                                    {"attention", "--megabytes", "1"}, {"gemm", "--setup", "training"}, {"gemm", "--distribution", "normal"},
                                    {"gemm", "--scale", "0"}, {"gemm", "--seed", "0"}, {"collectives", "--queries", "1"},
                                    {"checkpoint", "--shape", "1,1,16"}, {"collectives", "--route", "bf16"}, {"gemm", "--from", "c.h5"},
-                                   {"collectives", "--text", "x"}, {"gemm", "--tokenizer", "bytes"}};
+                                   {"gemm", "--seq-len", "1"}, {"collectives", "--text", "x"}, {"gemm", "--tokenizer", "bytes"}};
   for (size_t i = 0; i < sizeof option / sizeof *option; i++) {
     char expected[64];
     snprintf(expected, sizeof expected, "bench %s takes no %s", option[i][0], option[i][1]);
@@ -107,7 +107,17 @@ TEST(attention) {
   /* causal: 32 * 33 / 2 pairs of queries and keys, two products of 2 * 16 FLOPs, 4 heads, 2 samples */
   CHECK_CLOSE(number(r, 0, "flops_per_second") * number(r, 0, "seconds") / (528.0 * 64 * 4 * 2), 1, 1e-9);
   CHECK_CLOSE(number(r, 1, "flops_per_second") * number(r, 1, "seconds") / (528.0 * 160 * 4 * 2), 1, 1e-9);
+  CHECK_CLOSE(number(r, 1, "flops_per_second_full_square") / number(r, 1, "flops_per_second"), 1024 / 528.0, 1e-9);
   json_decref(r);
+  CHECK_EQ_I64(BENCH("attention", "run.yaml", "--json", "--repeat", "1", "--seq-len", "7", "--seq-len", "48"), 0);
+  r = rows();
+  CHECK_EQ_I64(json_array_size(r), 4);
+  CHECK(number(r, 1, "seq_len") == 7 && number(r, 2, "seq_len") == 48);
+  CHECK_CLOSE(number(r, 2, "tokens_per_second") * number(r, 2, "seconds"), 2 * 48, 1e-6);
+  json_decref(r);
+  CHECK_EQ_I64(BENCH("attention", "run.yaml", "--seq-len", "8k"), ERROR_USAGE);
+  CHECK(said("--seq-len '8k': a number of tokens"));
+  CHECK_EQ_I64(BENCH("attention", "run.yaml", "--seq-len", "8", "--seed", "1"), ERROR_USAGE);
 }
 
 TEST(step) {
@@ -122,6 +132,20 @@ TEST(step) {
   const char *key;
   json_t *value;
   json_object_foreach((json_t *)phases, key, value) CHECK(json_number_value(value) > 0);
+  json_decref(r);
+  /* an update of several micro-batches */
+  CHECK_EQ_I64(BENCH("step", "run.yaml", "--json", "--repeat", "1", "--route", "bf16", "--set", "train.global_batch=6"), 0);
+  r = rows();
+  CHECK(number(r, 0, "micro_batches") == 3 && number(r, 0, "tokens") == 192);
+  CHECK_CLOSE(number(r, 0, "tokens_per_second") * number(r, 0, "seconds"), 192, 1e-6);
+  double sum = 0;
+  phases = json_object_get(json_array_get(r, 0), "phases");
+  json_object_foreach((json_t *)phases, key, value) sum += json_number_value(value);
+  CHECK_CLOSE(sum / number(r, 0, "seconds"), 1, 0.1); /* of one repetition: all but what precedes the first phase */
+  json_decref(r);
+  CHECK_EQ_I64(BENCH("step", "run.yaml", "--set", "train.global_batch=6", "--set", "run.ranks=3", "--json", "--repeat", "1", "--route", "bf16"), 0);
+  r = rows();
+  CHECK(number(r, 0, "micro_batches") == 1);
   json_decref(r);
   CHECK_EQ_I64(BENCH("step", "run.yaml", "--route", "mxfp4-row-sr", "--repeat", "1"), 0);
   CHECK(said("mxfp4-row-sr") && !strstr(text, "bf16  "));

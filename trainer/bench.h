@@ -16,7 +16,7 @@
 struct bench_arguments {
   const char *what, *config, *folder;
   const char *from, *setup, *distribution, *text, *tokenizer;
-  struct argument_list sets, shapes, routes;
+  struct argument_list sets, shapes, routes, lengths;
   int64_t repeat, threads, megabytes, seed, queries, ranks, files;
   double scale; /* NaN: not given; seed -1, queries, ranks, files 0 likewise */
   bool json;
@@ -36,6 +36,10 @@ struct bench_seconds {
  * (more than one rank must give a number). */
 bool bench_measure(const struct bench *b, int times, bool (*body)(void *context, struct error *e), void *context,
                    struct bench_seconds *out, struct error *e);
+/* Measures launch(context), which starts operations and waits for nothing, by the device's
+ * events (made anew): on a GPU neither launches nor waits count while it has work. */
+bool bench_measure_device(const struct bench *b, struct device *d, void (*launch)(void *context), void *context,
+                          struct bench_seconds *out, struct error *e);
 struct bench_seconds bench_median(double *seconds, int n); /* sorts them */
 
 /* The backend of the configuration, or "cpu", with scratch for these extents.

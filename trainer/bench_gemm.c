@@ -25,7 +25,6 @@ struct product {
 
 struct run_of {
   struct device *d;
-  int times; /* contractions between two synchronisations */
   struct matrix out, source[2];
   struct operand operand[2];
 };
@@ -75,34 +74,22 @@ static void release(struct run_of *r) {
   if (r->out.data) r->d->k->release(r->d, r->out.data);
 }
 
-static bool contract(void *context, struct error *e) {
+static void contract(void *context) {
   struct run_of *r = context;
-  for (int i = 0; i < r->times; i++) r->d->k->contract(r->d, &r->out, &r->operand[0], &r->operand[1], NULL);
-  return r->d->k->synchronize(r->d, e);
+  r->d->k->contract(r->d, &r->out, &r->operand[0], &r->operand[1], NULL);
 }
 
 static double flops(const struct product *p) { return 2.0 * (double)p->m * (double)p->n * (double)p->k; }
 
 static double rate(const struct product *p, double seconds) { return flops(p) / seconds; }
 
-/* A GPU is waited for after so many contractions as last some 20 ms of it, so that
- * launches and waiting do not count. */
-static int times_of(const struct device *d, const struct product *p) {
-  if (strcmp(d->k->backend, "cpu") == 0) return 1;
-  const double n = 20e-3 * 500e12 / flops(p);
-  return n < 1 ? 1 : n > 1000 ? 1000 : (int)n;
-}
-
 static bool measure(const struct bench *b, struct device *d, const struct product *p, struct bench_seconds *s,
                     struct error *e) {
-  struct run_of r = {.d = d, .times = times_of(d, p), .out = {.dtype = p->type, .rows = p->m, .cols = p->n}};
-  bool good = bench_random(d, &r.out, 3, e) && make_operand(&r, 0, p, e) && make_operand(&r, 1, p, e) && bench_measure(b, 0, contract, &r, s, e);
+  struct run_of r = {.d = d, .out = {.dtype = p->type, .rows = p->m, .cols = p->n}};
+  const bool good = bench_random(d, &r.out, 3, e) && make_operand(&r, 0, p, e) && make_operand(&r, 1, p, e) &&
+                    bench_measure_device(b, d, contract, &r, s, e);
   release(&r);
-  if (!good) return false;
-  s->median /= r.times;
-  s->least /= r.times;
-  s->most /= r.times;
-  return true;
+  return good;
 }
 
 /* The peak of the GPU's maker, and what an 8192^3 product of random BF16 numbers by

@@ -28,6 +28,8 @@ const struct argument command_bench_arguments[] = {
      .help = "quantize: what `fp4d capture` wrote"},
     {.name = "--shape", .value = "M,N,K", .type = ARGUMENT_REPEATED, .offset = offsetof(struct bench_arguments, shapes),
      .help = "gemm: a product [M,K] x [K,N] instead of the configuration's; attention: SEQ_LEN,HEADS,HEAD_DIM[,BATCH] of a set-up"},
+    {.name = "--seq-len", .value = "N", .type = ARGUMENT_REPEATED, .offset = offsetof(struct bench_arguments, lengths),
+     .help = "attention: samples of N tokens, another one each time it is given (default train.seq_len)"},
     {.name = "--setup", .value = "NAME", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, setup),
      .help = "attention: error of formats against FP64 instead of speed: formats (default with any of the following or --shape), training, table-3, appendix-d"},
     {.name = "--distribution", .value = "NAME", .type = ARGUMENT_TEXT, .offset = offsetof(struct bench_arguments, distribution),
@@ -102,6 +104,29 @@ bool bench_measure(const struct bench *b, int times, bool (*body)(void *context,
     seconds[i] = (clock_seconds() - t) / times;
   }
   *out = bench_median(seconds, (int)b->a.repeat);
+  return true;
+}
+
+bool bench_measure_device(const struct bench *b, struct device *d, void (*launch)(void *context), void *context,
+                          struct bench_seconds *out, struct error *e) {
+  const int repeat = (int)b->a.repeat;
+  const double least = d->k->host_memory ? 5e-3 : 20e-3; /* a repetition's */
+  double seconds[REPEAT_MOST], t = 0;
+  if (!d->k->make_events(d, repeat + 1, e)) return false;
+  for (int i = 0; i < 2; i++) { /* the first one loads code and chooses algorithms */
+    t = clock_seconds();
+    launch(context);
+    if (!d->k->synchronize(d, e)) return false;
+    t = clock_seconds() - t;
+  }
+  const int times = t < least ? (int)(least / (t > 1e-8 ? t : 1e-8)) + 1 : 1;
+  for (int i = 0; i <= repeat; i++) {
+    for (int j = 0; i > 0 && j < times; j++) launch(context);
+    d->k->record_event(d, i);
+  }
+  if (!d->k->synchronize(d, e)) return false;
+  for (int i = 0; i < repeat; i++) seconds[i] = d->k->seconds_between(d, i, i + 1) / times;
+  *out = bench_median(seconds, repeat);
   return true;
 }
 
@@ -198,6 +223,7 @@ static bool check_options(const struct bench_arguments *a, int which, struct err
       {"--route", a->routes.n > 0, 1u << GEMM | 1u << QUANTIZE | 1u << STEP},
       {"--from", a->from != NULL, 1u << QUANTIZE},
       {"--shape", a->shapes.n > 0, 1u << GEMM | 1u << ATTENTION},
+      {"--seq-len", a->lengths.n > 0, 1u << ATTENTION},
       {"--setup", a->setup != NULL, 1u << ATTENTION},
       {"--distribution", a->distribution != NULL, 1u << ATTENTION},
       {"--scale", !isnan(a->scale), 1u << ATTENTION},

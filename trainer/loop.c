@@ -308,8 +308,7 @@ bool loop_train(struct run *run, struct state *state, struct record_file *record
       .flops_per_token = model_config_flops(&c->model.shape, c->train.seq_len, true),
   };
   saving_open(&l.saving, run, state, records);
-  passes_open(&l.passes, run);
-  const bool good = open_loader(&l, e) && train(&l, e) && settle(run, e);
+  const bool good = comm_agree(run->comm, passes_open(&l.passes, run, e), e) && open_loader(&l, e) && train(&l, e) && settle(run, e);
   passes_close(&l.passes);
   loader_close(l.loader);
   free(l.shares);

@@ -23,12 +23,16 @@ void passes_enter(struct passes *p, enum phase phase) {
 
 static void on_model_phase(void *context, enum model_phase phase) { passes_enter(context, timeline_of_model(phase)); }
 
-void passes_open(struct passes *p, struct run *run) {
+bool passes_open(struct passes *p, struct run *run, struct error *e) {
   *p = (struct passes){.run = run};
   model_on_phase(run->model, on_model_phase, p);
+  return timeline_make(&p->time, run->device, run->accumulation, model_unit_number(run->model), e);
 }
 
-void passes_close(struct passes *p) { model_on_phase(p->run->model, NULL, NULL); }
+void passes_close(struct passes *p) {
+  model_on_phase(p->run->model, NULL, NULL);
+  timeline_release(&p->time);
+}
 
 /* ---- faults that tests ask for by configuration (`fault`); a healthy run has none -------- */
 

@@ -6,7 +6,7 @@
  *   after it:       until every sum is done
  *
  * The phase `reduce` of the timeline is what is left of the exchanges: the time in which
- * this rank's thread stands still for one.  Operands of weights are the optimizer's time.
+ * this rank's device stands still for one.  Operands of weights are the optimizer's time.
  */
 #ifndef FP4D_TRAINER_PASSES_H
 #define FP4D_TRAINER_PASSES_H
@@ -22,7 +22,8 @@ struct passes {
   struct error failure;
 };
 
-void passes_open(struct passes *p, struct run *run);
+/* Listens to the model, over the device's events. */
+bool passes_open(struct passes *p, struct run *run, struct error *e);
 /* Nobody listens to the model any more. */
 void passes_close(struct passes *p);
 

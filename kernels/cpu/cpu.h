@@ -19,6 +19,7 @@ struct cpu_device {
   struct threads *threads;
   char *scratch;
   int64_t scratch_bytes;
+  double *event; /* the clock at each */
 };
 
 static inline struct cpu_device *cpu_of(struct device *d) { return (struct cpu_device *)d; }

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/clock.h"
 #include "kernels/cpu/cpu.h"
 
 /* Blocks of some size lie in huge pages where the system has them: the panels
@@ -72,8 +73,19 @@ static bool synchronize(struct device *d, struct error *e) {
   return true;
 }
 
+static bool make_events(struct device *d, int n, struct error *e) {
+  free(cpu_of(d)->event);
+  cpu_of(d)->event = calloc((size_t)n, sizeof *cpu_of(d)->event);
+  return cpu_of(d)->event || error_set(e, ERROR_SYSTEM, "no memory for %d events", n);
+}
+
+static void record_event(struct device *d, int event) { cpu_of(d)->event[event] = clock_seconds(); }
+
+static double seconds_between(struct device *d, int from, int to) { return cpu_of(d)->event[to] - cpu_of(d)->event[from]; }
+
 static void close_device(struct device *d) {
   if (!d) return;
+  free(cpu_of(d)->event);
   threads_destroy(cpu_of(d)->threads);
   free(d);
 }
@@ -94,6 +106,9 @@ static const struct kernels table = {
     .upload = upload,
     .download = download,
     .synchronize = synchronize,
+    .make_events = make_events,
+    .record_event = record_event,
+    .seconds_between = seconds_between,
     .quantise = cpu_quantise,
     .embedding_forward = cpu_embedding_forward,
     .embedding_backward = cpu_embedding_backward,

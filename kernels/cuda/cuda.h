@@ -38,6 +38,8 @@ struct cuda_device {
   char *scratch;
   int64_t scratch_bytes;
   struct cuda_gemm *gemm;
+  cudaEvent_t *event; /* [n_events] */
+  int n_events;
   /* The first error since the last synchronisation; cudaSuccess: none. */
   cudaError_t fault;
   const char *fault_at;    /* the kernel that was launched, or the call */

@@ -56,6 +56,19 @@ void *allocate(struct device *d, size_t bytes, struct error *e) {
 
 void release(struct device *d, void *p) { cuda_keep_fault(cuda_of(d), cudaFree(p), "cudaFree"); }
 
+/* Of CUDA 13's context, of kernels' code and of cuBLASLt's. */
+const int64_t OWN_BYTES = INT64_C(600) << 20;
+
+bool memory(struct device *d, int64_t *used, int64_t *total, struct error *e) {
+  size_t available = 0, all = 0;
+  const cudaError_t code = cudaMemGetInfo(&available, &all);
+  if (code != cudaSuccess)
+    return error_set(e, ERROR_DEVICE, "GPU %d: cudaMemGetInfo: %s (%s)", cuda_of(d)->ordinal, cudaGetErrorString(code), cudaGetErrorName(code));
+  *used = static_cast<int64_t>(all - available);
+  *total = static_cast<int64_t>(all);
+  return true;
+}
+
 void clear(struct device *d, void *p, size_t bytes) {
   if (bytes) cuda_keep_fault(cuda_of(d), cudaMemsetAsync(p, 0, bytes, cuda_of(d)->stream), "clear");
 }
@@ -98,9 +111,41 @@ bool synchronize(struct device *dd, struct error *e) {
   return false;
 }
 
+void release_events(struct cuda_device *d) {
+  for (int i = 0; i < d->n_events; i++) (void)cudaEventDestroy(d->event[i]);
+  free(d->event);
+  d->event = NULL;
+  d->n_events = 0;
+}
+
+bool make_events(struct device *dd, int n, struct error *e) {
+  struct cuda_device *d = cuda_of(dd);
+  release_events(d);
+  d->event = static_cast<cudaEvent_t *>(calloc(static_cast<size_t>(n), sizeof *d->event));
+  if (!d->event) return error_set(e, ERROR_SYSTEM, "no memory for %d events", n);
+  while (d->n_events < n) {
+    const cudaError_t code = cudaEventCreateWithFlags(&d->event[d->n_events], cudaEventDefault);
+    if (code != cudaSuccess)
+      return error_set(e, ERROR_DEVICE, "GPU %d: cudaEventCreateWithFlags: %s (%s)", d->ordinal, cudaGetErrorString(code), cudaGetErrorName(code));
+    d->n_events++;
+  }
+  return true;
+}
+
+void record_event(struct device *d, int event) {
+  cuda_keep_fault(cuda_of(d), cudaEventRecord(cuda_of(d)->event[event], cuda_of(d)->stream), "cudaEventRecord");
+}
+
+double seconds_between(struct device *d, int from, int to) {
+  float milliseconds = 0;
+  cuda_keep_fault(cuda_of(d), cudaEventElapsedTime(&milliseconds, cuda_of(d)->event[from], cuda_of(d)->event[to]), "cudaEventElapsedTime");
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
 void close_device(struct device *dd) {
   if (!dd) return;
   struct cuda_device *d = cuda_of(dd);
+  release_events(d);
   cuda_contract_close(d);
   if (d->stream) (void)cudaStreamDestroy(d->stream);
   free(d);
@@ -118,12 +163,17 @@ struct kernels shared_table(const char *backend) {
   k.set_scratch = set_scratch;
   k.allocate = allocate;
   k.release = release;
+  k.memory = memory;
+  k.own_bytes = OWN_BYTES;
   k.allocate_host = allocate_host;
   k.release_host = release_host;
   k.clear = clear;
   k.upload = upload;
   k.download = download;
   k.synchronize = synchronize;
+  k.make_events = make_events;
+  k.record_event = record_event;
+  k.seconds_between = seconds_between;
   k.quantise = cuda_quantise;
   k.embedding_forward = cuda_embedding_forward;
   k.embedding_backward = cuda_embedding_backward;

@@ -6,7 +6,7 @@
 
 #include <mutex>
 
-struct cuda_model_machine cuda_model_machine = {1, 9, 0, 4, 13000, (size_t)4 << 30, cudaSuccess};
+struct cuda_model_machine cuda_model_machine = {1, 9, 0, 4, 13000, (size_t)4 << 30, (size_t)600 << 20, cudaSuccess};
 
 /* FP4D_MODEL_GPUS: how many the machine has, for worlds of several ranks. */
 static const int gpus = [] {
@@ -121,14 +121,14 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
 
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
   *total = cuda_model_machine.memory;
-  *available = cuda_model_machine.memory - in_use;
+  *available = cuda_model_machine.memory - cuda_model_machine.own - in_use;
   return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void **p, size_t bytes) {
   *p = NULL;
   if (!bytes) return cudaSuccess;
-  if (bytes > cuda_model_machine.memory - in_use) return cudaErrorMemoryAllocation;
+  if (bytes > cuda_model_machine.memory - cuda_model_machine.own - in_use) return cudaErrorMemoryAllocation;
   const size_t inner = (rounded(bytes) + PAGE - 1) / PAGE * PAGE, mapped = inner + 2 * PAGE;
   void *area = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (area == MAP_FAILED) return cudaErrorMemoryAllocation;

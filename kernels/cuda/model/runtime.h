@@ -69,11 +69,11 @@ cudaError_t cudaFreeHost(void *p);
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
 
-/* The machine that is modelled, for tests to change.  `fault` is what the next
- * synchronisation reports. */
+/* The machine that is modelled, for tests to change.  `own` of its memory holds context
+ * and code; `fault` is what the next synchronisation reports. */
 struct cuda_model_machine {
   int devices, major, minor, sm_count, driver;
-  size_t memory;
+  size_t memory, own;
   cudaError_t fault;
 };
 extern cuda_model_machine cuda_model_machine;
