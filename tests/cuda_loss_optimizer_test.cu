@@ -242,6 +242,39 @@ TEST(cross_entropy) {
     }
 }
 
+/* The first columns alone: what stands in the others, here NaN, has no part. Close to the
+ * CPU's, and where rows are whole of the bits that a matrix without the others has. */
+TEST(cross_entropy_within) {
+  static const int64_t shapes[][2] = {{258, 258}, {260, 256}, {264, 258}, {1001, 1000}, {128256, 128000}, {8192, 1}};
+  int number = 0;
+  for (const auto &shape : shapes) {
+    enum { ROWS = 4 };
+    const int64_t cols = shape[0], n = shape[1];
+    struct matrix logits = rig_random(DTYPE_F32, ROWS, cols, 80 + (uint64_t)number, 6.0), cut = rig_matrix(DTYPE_F32, ROWS, n);
+    int32_t targets[ROWS];
+    for (int64_t r = 0; r < ROWS; r++) {
+      targets[r] = r == 2 ? -1 : (int32_t)((r + 1) * 7919 * (number + 1) % n);
+      for (int64_t i = 0; i < n; i++) rig_set(&cut, r * n + i, rig_value(&logits, r * cols + i));
+      for (int64_t i = n; i < cols; i++) rig_set(&logits, r * cols + i, NAN);
+    }
+    struct twin x = twin_of(logits), alone = twin_of(cut), nll = twin_of(rig_matrix(DTYPE_F32, 1, ROWS)), nll_alone = twin_of(rig_matrix(DTYPE_F32, 1, ROWS));
+    int32_t *device_targets = static_cast<int32_t *>(rig_put(&rig, targets, sizeof targets));
+    rig.cpu->k->cross_entropy_within(rig.cpu, static_cast<float *>(nll.host.data), &x.host, n, targets);
+    rig.gpu->k->cross_entropy_within(rig.gpu, static_cast<float *>(nll.device.data), &x.device, n, device_targets);
+    rig.gpu->k->cross_entropy(rig.gpu, static_cast<float *>(nll_alone.device.data), NULL, &alone.device, device_targets, 1.0f);
+    struct matrix got = rig_matrix_get(&rig, &nll.device), want = rig_matrix_get(&rig, &nll_alone.device);
+    if ((n % 4 == 0) == (cols % 4 == 0 && n % 4 == 0)) rig_same("nll of the first columns", &got, &want);
+    for (int64_t r = 0; r < ROWS; r++) {
+      const double expected = rig_value(&nll.host, r), have = rig_value(&got, r);
+      if (!near(have, expected, 2e-6 * (1 + fabs(expected)))) FAIL("nll of row %" PRId64 " is %.9g, expected %.9g", r, have, expected);
+    }
+    free(got.data), free(want.data);
+    rig_drop(&rig, device_targets);
+    twin_drop(&x), twin_drop(&alone), twin_drop(&nll), twin_drop(&nll_alone);
+    number++;
+  }
+}
+
 TEST(cross_entropy_extremes) {
   enum { N = 1100, ROWS = 9 };
   for (int mode = 0; mode < 3; mode++) {
@@ -269,6 +302,7 @@ int main() {
   RUN(adamw_of_a_list);
   RUN(adamw_of_every_size);
   RUN(cross_entropy);
+  RUN(cross_entropy_within);
   RUN(cross_entropy_extremes);
   rig_close(&rig);
   return test_report();

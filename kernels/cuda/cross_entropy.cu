@@ -71,7 +71,7 @@ struct loss {
   const float *logits;
   const int32_t *targets;
   float grad_scale;
-  int64_t rows, n;
+  int64_t rows, n, stride; /* of a row the first n elements; d_logits: n == stride */
 };
 
 /* V elements a thread at once: 4 of rows that are whole, else 1; AHEAD times, a block's
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(THREADS) loss_rows(const __grid_constant__ str
   for (int64_t row = blockIdx.x; row < l.rows; row += gridDim.x) {
     const int32_t target = l.targets[row];
     CUDA_DEVICE_REQUIRE(target < n, "target outside the vocabulary");
-    const float *x = l.logits + row * n;
+    const float *x = l.logits + row * l.stride;
     struct online o = {-F32_INFINITY, 0.0f};
     float v[AHEAD * V];
     if (target >= 0) {
@@ -143,18 +143,26 @@ __global__ void __launch_bounds__(THREADS) loss_rows(const __grid_constant__ str
 
 }  // namespace
 
-void cuda_cross_entropy(struct device *device, float *nll, struct matrix *d_logits, const struct matrix *logits,
-                                   const int32_t *targets, float grad_scale) {
-  struct cuda_device *d = cuda_of(device);
-  CUDA_REQUIRE(logits->dtype == DTYPE_F32, "logits are not FP32");
-  CUDA_REQUIRE(!d_logits || (d_logits->rows == logits->rows && d_logits->cols == logits->cols),
-               "d_logits does not have the shape of logits");
-  if (logits->rows == 0) return;
-  const struct loss l = {nll, d_logits ? d_logits->data : NULL, (const float *)logits->data, targets, grad_scale,
-                         logits->rows, logits->cols};
-  with_type(d_logits ? d_logits->dtype : DTYPE_F32, [&](auto zero) {
-    with_bool(cuda_whole(l.n, 4, l.d_logits, l.logits), [&](auto whole) {
+static void launch(struct cuda_device *d, enum dtype gradient, const struct loss &l) {
+  if (l.rows == 0) return;
+  with_type(gradient, [&](auto zero) {
+    with_bool(cuda_whole(l.n, 4, l.d_logits, l.logits) && l.stride % 4 == 0, [&](auto whole) {
       CUDA_LAUNCH(d, (loss_rows<decltype(zero), decltype(whole)::value ? 4 : 1>), grid_of_tasks(l.rows), THREADS, 0, l);
     });
   });
+}
+
+void cuda_cross_entropy(struct device *d, float *nll, struct matrix *d_logits, const struct matrix *logits, const int32_t *targets,
+                        float grad_scale) {
+  CUDA_REQUIRE(logits->dtype == DTYPE_F32, "logits are not FP32");
+  CUDA_REQUIRE(!d_logits || (d_logits->rows == logits->rows && d_logits->cols == logits->cols),
+               "d_logits does not have the shape of logits");
+  launch(cuda_of(d), d_logits ? d_logits->dtype : DTYPE_F32,
+         {nll, d_logits ? d_logits->data : NULL, (const float *)logits->data, targets, grad_scale, logits->rows, logits->cols, logits->cols});
+}
+
+void cuda_cross_entropy_within(struct device *d, float *nll, const struct matrix *logits, int64_t vocabulary, const int32_t *targets) {
+  CUDA_REQUIRE(logits->dtype == DTYPE_F32, "logits are not FP32");
+  CUDA_REQUIRE(vocabulary > 0 && vocabulary <= logits->cols, "a vocabulary wider than the logits, or empty");
+  launch(cuda_of(d), DTYPE_F32, {nll, NULL, (const float *)logits->data, targets, 0.0f, logits->rows, vocabulary, logits->cols});
 }

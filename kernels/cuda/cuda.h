@@ -153,6 +153,7 @@ void cuda_swiglu_forward(struct device *d, const struct emission *out, const str
 void cuda_swiglu_backward(struct device *d, const struct emission *out, const struct matrix *d_act, const struct matrix *gate_up);
 void cuda_cross_entropy(struct device *d, float *nll, struct matrix *d_logits, const struct matrix *logits, const int32_t *targets,
                         float grad_scale);
+void cuda_cross_entropy_within(struct device *d, float *nll, const struct matrix *logits, int64_t vocabulary, const int32_t *targets);
 void cuda_adamw_update(struct device *d, const struct adamw_tensor *tensors, int count, enum dtype param_dtype, enum dtype grad_dtype,
                        const struct adamw *a, const struct draw *draw);
 void cuda_measure(struct device *d, struct measure *measured, const struct matrix *x, int count);

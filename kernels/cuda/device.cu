@@ -188,6 +188,7 @@ struct kernels shared_table(const char *backend) {
   k.attention_backward = cuda_attention_backward;
   k.contract = cuda_contract;
   k.cross_entropy = cuda_cross_entropy;
+  k.cross_entropy_within = cuda_cross_entropy_within;
   k.adamw_update = cuda_adamw_update;
   k.measure = cuda_measure;
   k.sum = cuda_sum;
