@@ -7,13 +7,15 @@
 struct device *cpu_open(int threads, struct error *e);
 #ifdef FP4D_CUDA
 struct device *cuda_open(const char *backend, int ordinal, struct error *e);
+struct device *cuda_open_plan(const char *backend, struct error *e);
 #endif
 
-struct device *device_open_rank(const char *backend, int threads, int local_rank, struct error *e) {
+/* local_rank < 0: to plan with. */
+static struct device *open_backend(const char *backend, int threads, int local_rank, struct error *e) {
   if (strcmp(backend, "cpu") == 0) return cpu_open(threads, e);
   const bool cuda = strcmp(backend, "sm90") == 0 || strcmp(backend, "sm100") == 0;
 #ifdef FP4D_CUDA
-  if (cuda) return cuda_open(backend, local_rank, e);
+  if (cuda) return local_rank < 0 ? cuda_open_plan(backend, e) : cuda_open(backend, local_rank, e);
   error_set(e, ERROR_DEVICE, "backend \"%s\" is not built in", backend);
   error_hint(e, "this build has: cpu, sm90, sm100");
 #else
@@ -24,7 +26,13 @@ struct device *device_open_rank(const char *backend, int threads, int local_rank
   return NULL;
 }
 
+struct device *device_open_rank(const char *backend, int threads, int local_rank, struct error *e) {
+  return open_backend(backend, threads, local_rank, e);
+}
+
 struct device *device_open(const char *backend, int threads, struct error *e) { return device_open_rank(backend, threads, 0, e); }
+
+struct device *device_open_plan(const char *backend, int threads, struct error *e) { return open_backend(backend, threads, -1, e); }
 
 #if !defined(FP4D_CUDA) || defined(FP4D_CUDA_MODEL) /* the host model's GPU is none of the machine's */
 static bool without_cuda(struct error *e) { return error_set(e, ERROR_DEVICE, "this program was built without CUDA"); }

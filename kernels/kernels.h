@@ -432,5 +432,8 @@ struct device {
 struct device *device_open(const char *backend, int threads, struct error *e);
 /* The same for one of several processes of a machine: GPU `local_rank` of it. */
 struct device *device_open_rank(const char *backend, int threads, int local_rank, struct error *e);
+/* One to plan with, where no GPU need be: it tells what its backend refuses, what scratch
+ * it needs and what it holds itself.  Nothing else may be asked of it. */
+struct device *device_open_plan(const char *backend, int threads, struct error *e);
 
 #endif

@@ -47,6 +47,16 @@ def test_staging_is_planned():
         check(bool(re.search(r"\n  communication +268\.435 MB +other ranks' gradients", out.text)) == row, f"{gpus} GPUs", out.text)
 
 
+def test_memory_is_as_planned():
+    """What is in use after the first update beside `plan`; on the model other processes and a driver do not count."""
+    run("gpu", BACKEND)
+    memory = place.lines("gpu", "update")[0]["device_memory_bytes"]
+    start = place.lines("gpu", "start")[0]["memory_bytes"]
+    check(memory["planned"] == start["total"] + start["device_itself"], "planned", str((memory, start)))
+    check(memory["used"] <= memory["total"] and (GPU or abs(memory["used"] / memory["planned"] - 1) < 0.03), "within 3 %", str(memory))
+    check(not any("device_memory_bytes" in r for r in place.lines("gpu", "update")[1:]), "said once")
+
+
 def ranks(name, np, gpus, **more):
     return place.train(name, {"run.backend": BACKEND, **more}, np, environment={"FP4D_MODEL_GPUS": str(gpus), "NCCL_NVLS_ENABLE": "0"})
 

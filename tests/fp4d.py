@@ -333,7 +333,8 @@ class Place:
 
     def updates(self, name):
         """What each update computed, without times."""
-        timed = ("seconds", "exchange_wait_ms", "data_wait_ms", "tokens_per_second", "tokens_per_second_per_rank", "mfu")
+        timed = ("seconds", "exchange_wait_ms", "data_wait_ms", "tokens_per_second", "tokens_per_second_per_rank", "mfu",
+                 "device_memory_bytes")
         return [{k: v for k, v in r.items() if k not in timed} for r in self.lines(name, "update")]
 
     def column(self, name, key):

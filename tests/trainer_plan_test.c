@@ -24,7 +24,7 @@ static void tiny(const char *route) {
 }
 
 /* Round numbers: BF16 1, FP8 2, FP4 4 GFLOP/s; 1 GB/s; 4 GPUs to a domain at 0.5 GB/s, 0.05 GB/s beyond. */
-static const struct machine slow = {"slow", "Slow", 1e9, 2e9, 4e9, 1e9, 1e9, 4, 0.5e9, 0.05e9};
+static const struct machine slow = {"slow", "Slow", 1e9, 2e9, 4e9, 1e9, 1e9, 4, 0.5e9, 0.05e9, NULL};
 
 /* Linears: qkv 64 x 128, out 64 x 64, gate and up 64 x 320, down 160 x 64: 43,008 weights a block. */
 enum { BLOCK_WEIGHTS = 64 * 128 + 64 * 64 + 64 * 320 + 160 * 64, HEAD_WEIGHTS = 258 * 64 };
@@ -192,9 +192,10 @@ TEST(machines) {
 
 TEST(memory) {
   struct arena a;
+  int64_t own;
   tiny("bf16");
   const int64_t n = model_config_param_count(&config.model.shape);
-  CHECK(plan_memory(&config, 1, 1, &a, &failure));
+  CHECK(plan_memory(&config, 1, 1, &a, &own, &failure));
   CHECK_CLOSE((double)a.by_category[ARENA_PARAMETERS], 2.0 * (double)n, ARENA_ALIGNMENT);
   CHECK_CLOSE((double)a.by_category[ARENA_MASTER], 4.0 * (double)n, ARENA_ALIGNMENT);
   CHECK_CLOSE((double)a.by_category[ARENA_ADAM_M], 4.0 * (double)n, ARENA_ALIGNMENT);
@@ -203,25 +204,26 @@ TEST(memory) {
   CHECK_EQ_I64(plan_checkpoint_bytes(&config), 12 * n);
   /* The last of three ranks: rows from 64 of 96 and so on, gains from 40 of 64. */
   struct arena third;
-  CHECK(plan_memory(&config, 1, 3, &third, &failure));
+  CHECK(plan_memory(&config, 1, 3, &third, &own, &failure));
   CHECK(third.by_category[ARENA_GRADIENTS] == a.by_category[ARENA_GRADIENTS] && third.by_category[ARENA_PARAMETERS] == a.by_category[ARENA_PARAMETERS]);
   CHECK(third.by_category[ARENA_ADAM_M] == third.by_category[ARENA_MASTER] && third.by_category[ARENA_ADAM_M] == third.by_category[ARENA_ADAM_V]);
   CHECK((double)third.by_category[ARENA_ADAM_M] >= 4.0 * (double)n / 3 && (double)third.by_category[ARENA_ADAM_M] < 4.0 * (double)n / 3 * 1.05);
   config.train.master = false;
-  CHECK(plan_memory(&config, 1, 1, &a, &failure));
+  CHECK(plan_memory(&config, 1, 1, &a, &own, &failure));
   CHECK_EQ_I64(a.by_category[ARENA_MASTER], 0);
   CHECK_EQ_I64(plan_checkpoint_bytes(&config), 10 * n);
   tiny("mxfp4-row-sr");
   config.route.span[0].linear.operand[WGRAD_DY].rounding = ROUND_STOCHASTIC; /* a column view of MXFP4 */
-  CHECK(!plan_memory(&config, 1, 1, &a, &failure));
+  CHECK(!plan_memory(&config, 1, 1, &a, &own, &failure));
   CHECK_EQ_I64(failure.code, ERROR_DEVICE);
 }
 
 /* What attention's boundaries publish, of 64 tokens, 64 columns of Q and 32 of K and of V. */
 TEST(memory_of_attention) {
   struct arena bf16, a;
+  int64_t own;
   tiny("bf16");
-  CHECK(plan_memory(&config, 1, 1, &bf16, &failure));
+  CHECK(plan_memory(&config, 1, 1, &bf16, &own, &failure));
   enum {
     Q4 = 64 * 32, K4 = 64 * 16, SCALES = 128 * 4, /* scale columns, 4 and 2, in tiles of 128 x 4 */
     BYTES8 = 64 * (64 + 32 + 32), /* Q8, K8, V8 */
@@ -234,7 +236,7 @@ TEST(memory_of_attention) {
   } cases[] = {{"attention-fp8", Q4 + K4 + 2 * SCALES + BYTES8}, {"attention-mxfp4", Q4 + K4 + 2 * SCALES + BYTES8 + V4 + V4_SCALES}};
   for (int i = 0; i < 2; i++) {
     tiny(cases[i].route);
-    CHECK(plan_memory(&config, 1, 1, &a, &failure));
+    CHECK(plan_memory(&config, 1, 1, &a, &own, &failure));
     CHECK_EQ_I64(a.by_category[ARENA_ACTIVATIONS] - bf16.by_category[ARENA_ACTIVATIONS], 2 * cases[i].block);
     CHECK_EQ_I64(a.by_category[ARENA_TRANSIENT] - bf16.by_category[ARENA_TRANSIENT], GRADIENT);
     CHECK_EQ_I64(a.by_category[ARENA_WEIGHT_OPERANDS], bf16.by_category[ARENA_WEIGHT_OPERANDS]);

@@ -13,9 +13,11 @@
 #include "base/threads.h"
 #include "checkpoints/checkpoint.h"
 #include "data/data.h"
+#include "kernels/probe.h"
 #include "trainer/command.h"
 #include "trainer/config.h"
 #include "trainer/indexing.h"
+#include "trainer/machine.h"
 #include "trainer/match.h"
 #include "trainer/plan.h"
 #include "trainer/state.h"
@@ -46,6 +48,9 @@ static void say_ok(const char *subject, const char *format, ...) {
   va_end(arguments);
 }
 
+/* What need not be here. */
+static void say_absent(const char *subject, const char *what) { printf("absent   %-11s %s\n", subject, what); }
+
 /* One line for each line of the message. */
 static void say_problem(struct report *r, const char *subject, const struct error *e) {
   if (r->problems == 0) r->first = e->code;
@@ -65,7 +70,7 @@ static double gigabytes(int64_t bytes) { return (double)bytes / 1e9; }
 /* False where memory cannot be planned: nothing would execute the route. */
 static bool check_route(struct report *r, const struct config *c, int threads) {
   struct error e = {0};
-  struct device *d = device_open(c->run.backend, threads, &e);
+  struct device *d = device_open_plan(c->run.backend, threads, &e);
   if (!d) {
     say_problem(r, "device", &e);
     return false;
@@ -80,16 +85,76 @@ static bool check_route(struct report *r, const struct config *c, int threads) {
   return good;
 }
 
+/* The GPU of this machine that a first rank would take; its absence is no problem of the configuration's. */
+static struct device *check_gpu(struct report *r, const struct config *c, int threads) {
+  struct error e = {0}, none = {0};
+  struct gpus_found found;
+  char text[512];
+  struct device *d = device_open(c->run.backend, threads, &e);
+  if (d) {
+    d->k->describe(d, text, sizeof text);
+    say_ok("device", "backend %s: %s", c->run.backend, text);
+  } else if (gpus_find(&found, &none)) {
+    say_problem(r, "device", &e);
+    gpus_release(&found);
+  } else {
+    say_absent("device", e.message);
+  }
+  return d;
+}
+
+/* Of a rank, on a GPU of its own. */
+static void check_gpu_memory(struct report *r, const struct config *c, int threads, int64_t need) {
+  struct error e = {0};
+  struct device *d = check_gpu(r, c, threads);
+  int64_t used, total;
+  if (d && !d->k->memory(d, &used, &total, &e)) {
+    say_problem(r, "memory", &e);
+  } else if (d) {
+    const int64_t left = total - used + d->k->own_bytes; /* this process' own is in use already */
+    if (need <= left) {
+      say_ok("memory", "%.3f GB a rank, this GPU has %.3f GB and %.3f free; `fp4d plan` has the table", gigabytes(need), gigabytes(total), gigabytes(left));
+    } else {
+      error_set(&e, ERROR_SYSTEM, "a rank needs %.3f GB, this GPU has %.3f GB and %.3f free", gigabytes(need), gigabytes(total), gigabytes(left));
+      error_hint(&e, left < need && need <= total ? "end what else holds its memory (nvidia-smi), or a smaller train.local_batch"
+                                                  : "a smaller train.local_batch, train.recompute: all or more ranks; `fp4d plan` shows where it goes");
+      say_problem(r, "memory", &e);
+    }
+  } else {
+    char fits[256] = "", small[256] = "";
+    int n;
+    const struct machine *all = machine_list(&n);
+    for (int i = 0; i < n; i++) {
+      if (!all[i].backend || strcmp(all[i].backend, c->run.backend) != 0) continue;
+      char *to = (double)need <= all[i].memory_bytes ? fits : small;
+      snprintf(to + strlen(to), sizeof fits - strlen(to), "%s%s (%.0f GB)", to[0] ? ", " : "", all[i].name, all[i].memory_bytes / 1e9);
+    }
+    if (fits[0]) {
+      say_ok("memory", "%.3f GB a rank fit %s by the data sheet%s%s", gigabytes(need), fits, small[0] ? ", not " : "", small);
+    } else {
+      error_set(&e, ERROR_SYSTEM, "a rank needs %.3f GB, more than has %s by the data sheet", gigabytes(need), small);
+      error_hint(&e, "a smaller train.local_batch, train.recompute: all or more ranks; `fp4d plan` shows where it goes");
+      say_problem(r, "memory", &e);
+    }
+  }
+  if (d) d->k->close(d);
+}
+
 static void check_memory(struct report *r, const struct config *c, int threads) {
   struct error e = {0};
   struct arena arena;
+  int64_t own;
   const int64_t ranks = c->run.ranks > 0 ? c->run.ranks : 1, limit = machine_memory();
-  if (!plan_memory(c, threads, ranks, &arena, &e)) {
+  if (!plan_memory(c, threads, ranks, &arena, &own, &e)) {
     say_problem(r, "memory", &e);
     return;
   }
+  if (strcmp(c->run.backend, "cpu") != 0) {
+    check_gpu_memory(r, c, threads, (int64_t)arena.used + own);
+    return;
+  }
   int64_t need = (int64_t)arena.used * ranks;
-  if (strcmp(c->run.backend, "cpu") != 0 || need <= limit) {
+  if (need <= limit) {
     say_ok("memory", "%.3f GB a rank, %.1f GB here%s", gigabytes((int64_t)arena.used), gigabytes(limit),
            c->run.ranks > 1 ? "" : "; `fp4d plan` has the table");
     return;

@@ -15,6 +15,7 @@ struct machine {
   int domain;                              /* GPUs that share one NVLink domain */
   double link_bandwidth;                   /* bytes/s, one direction, inside the domain, a GPU */
   double network_bandwidth;                /* bytes/s, one direction, between domains, a GPU */
+  const char *backend;                     /* that runs on it; NULL: none of ours */
 };
 
 /* NULL: no machine of that name. */

@@ -71,7 +71,7 @@ bool machine_here(int threads, struct machine *out, struct error *e) {
     good = flops > 0;
     d->k->describe(d, text, sizeof text);
     snprintf(title, sizeof title, "This machine's processors (%s), measured now", text);
-    *out = (struct machine){"cpu", title, flops, flops, 0, (double)machine_memory(), bandwidth, 1, bandwidth, bandwidth};
+    *out = (struct machine){"cpu", title, flops, flops, 0, (double)machine_memory(), bandwidth, 1, bandwidth, bandwidth, "cpu"};
   }
   d->k->release(d, memory);
   d->k->release(d, scratch);

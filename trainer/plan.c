@@ -104,13 +104,14 @@ int64_t plan_checkpoint_bytes(const struct config *c) {
   return model_config_param_count(&c->model.shape) * (weight + 8);
 }
 
-bool plan_memory(const struct config *c, int threads, int64_t ranks, struct arena *out, struct error *e) {
-  struct device *d = device_open(c->run.backend, threads, e);
+bool plan_memory(const struct config *c, int threads, int64_t ranks, struct arena *out, int64_t *own, struct error *e) {
+  struct device *d = device_open_plan(c->run.backend, threads, e);
   if (!d) return false;
   struct run run = {.config = *c, .device = d, .arena = arena_measure(), .rank = (int)ranks - 1, .world = (int)ranks};
   const bool good = run_lay_out(&run, RUN_TRAIN, e);
   if (good) model_destroy(run.model);
   *out = run.arena;
+  *own = d->k->own_bytes;
   d->k->close(d);
   return good;
 }
@@ -119,7 +120,7 @@ static void print_bytes(FILE *out, const char *what, double bytes, bool large, c
   fprintf(out, "  %-22s %10.3f %s%s%s\n", what, bytes / (large ? 1e9 : 1e6), large ? "GB" : "MB", note[0] ? "   " : "", note);
 }
 
-static void print_memory(FILE *out, const struct config *c, const struct arena *arena, int threads, int64_t gpus) {
+static void print_memory(FILE *out, const struct config *c, const struct arena *arena, int64_t own, int threads, int64_t gpus) {
   const char *const notes[ARENA_CATEGORY_COUNT] = {
       [ARENA_MASTER] = "FP32 master weights",
       [ARENA_GRADIENTS] = c->train.gradient_dtype == DTYPE_BF16 ? "BF16, accumulated" : "FP32, accumulated",
@@ -130,8 +131,9 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
       [ARENA_COMMUNICATION] = "other ranks' gradients on their way into sums",
   };
   const bool large = arena->used >= 1000000000;
-  char scratch[64];
-  snprintf(scratch, sizeof scratch, "of backend %s with %d threads", c->run.backend, threads);
+  char scratch[96];
+  if (own > 0) snprintf(scratch, sizeof scratch, "of backend %s: cuBLASLt's workspace, partial sums", c->run.backend);
+  else snprintf(scratch, sizeof scratch, "of backend %s with %d threads", c->run.backend, threads);
   const int64_t ranks = gpus > 0 ? gpus : 1, share = c->train.global_batch / ranks;
   char whose[96] = "; of several, each holds its share of moments and master";
   if (ranks > 1) snprintf(whose, sizeof whose, " of %" PRId64 ", its share of moments and master", ranks);
@@ -141,7 +143,8 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
     if (arena->by_category[i] > 0)
       print_bytes(out, arena_category_name((enum arena_category)i), (double)arena->by_category[i], large,
                   i == ARENA_SCRATCH ? scratch : notes[i] ? notes[i] : "");
-  print_bytes(out, "total", (double)arena->used, large, "");
+  if (own > 0) print_bytes(out, "CUDA itself", (double)own, large, "context, code of kernels and of cuBLASLt: an estimate");
+  print_bytes(out, "total", (double)arena->used + (double)own, large, "");
   char host[96];
   snprintf(host, sizeof host, "in the host's memory: %d updates of 1/%" PRId64 " of the batch, and the one in use", LOADER_AHEAD, ranks);
   print_bytes(out, "samples read ahead", (double)loader_bytes(share, c->train.seq_len, c->data.attention == DATA_ATTENTION_DOCUMENT),
@@ -202,7 +205,9 @@ bool plan_print(FILE *out, const struct config *c, const struct machine *machine
   const struct model_config *s = &c->model.shape;
   const int threads = c->run.threads > 0 ? (int)c->run.threads : threads_available();
   struct arena arena;
-  if (!plan_memory(c, threads, gpus > 0 ? gpus : 1, &arena, e)) return false;
+  int64_t own;
+  if (!plan_memory(c, threads, gpus > 0 ? gpus : 1, &arena, &own, e)) return false;
+  const double memory = (double)arena.used + (double)own;
 
   const double tokens = (double)(c->train.global_batch * c->train.seq_len);
   fprintf(out, "%s, route %s\n", c->run.name, c->route.name);
@@ -220,12 +225,12 @@ bool plan_print(FILE *out, const struct config *c, const struct machine *machine
     fprintf(out, "  %-22s %14.0f   = %" PRId64 " samples x %" PRId64 "\n", "tokens of a validation",
             (double)(c->validation.samples * c->train.seq_len), c->validation.samples, c->train.seq_len);
 
-  print_memory(out, c, &arena, threads, gpus);
+  print_memory(out, c, &arena, own, threads, gpus);
   if (machine) {
-    print_machine(out, c, machine, gpus, (double)arena.used);
+    print_machine(out, c, machine, gpus, memory);
   } else {
-    print_machine(out, c, machine_named("gb200"), gpus, (double)arena.used);
-    print_machine(out, c, machine_named("h200"), gpus, (double)arena.used);
+    print_machine(out, c, machine_named("gb200"), gpus, memory);
+    print_machine(out, c, machine_named("h200"), gpus, memory);
   }
   fprintf(out, "\nThe roofline counts contractions at the dense peak of their formats, attention (causal half) at BF16's, the\n"
                "optimizer's state of a rank read and written once at memory bandwidth, %s gradients summed into their owners' rows\n"

@@ -32,8 +32,9 @@ int64_t plan_largest_tensor(const struct extent *x);
 /* Bytes of a checkpoint's tensors (before compression). */
 int64_t plan_checkpoint_bytes(const struct config *c);
 
-/* Memory of the last of `ranks` ranks (no rank has more) by category, laid out by the code that a run uses. */
-bool plan_memory(const struct config *c, int threads, int64_t ranks, struct arena *out, struct error *e);
+/* Device memory of the last of `ranks` ranks (no rank has more) by category, laid out by the code that a run uses, and
+ * what the device holds of it itself (kernels.h: own_bytes). No GPU need be there. */
+bool plan_memory(const struct config *c, int threads, int64_t ranks, struct arena *out, int64_t *own, struct error *e);
 
 /* Prints everything. `machine` NULL: gb200 and h200. `gpus` 0: 1 … 72. */
 bool plan_print(FILE *out, const struct config *c, const struct machine *machine, int64_t gpus, struct error *e);

@@ -65,6 +65,14 @@ static json_t *sources_object(const struct run *run, const struct update_report 
   return o;
 }
 
+/* After the first update, whose operations have been loaded and whose memory will not grow. */
+static bool memory_seen(const struct run *run, const struct update_report *r, int64_t *planned, int64_t *used, int64_t *total) {
+  const struct kernels *k = run->device->k;
+  struct error unknown;
+  *planned = (int64_t)run->arena.used + k->own_bytes;
+  return r->done == 1 && k->memory && k->memory(run->device, used, total, &unknown);
+}
+
 json_t *report_record(const struct run *run, const struct update_report *r) {
   json_t *o = json_object();
   record_text(o, "kind", "update");
@@ -106,6 +114,14 @@ json_t *report_record(const struct run *run, const struct update_report *r) {
   record_real(o, "tokens_per_second", tokens_per_second(run, r));
   record_real(o, "tokens_per_second_per_rank", tokens_per_second(run, r) / run->world);
   record_real(o, "mfu", utilisation(run, r));
+  int64_t planned, used, total;
+  if (memory_seen(run, r, &planned, &used, &total)) {
+    json_t *memory = json_object();
+    record_integer(memory, "planned", planned);
+    record_integer(memory, "used", used);
+    record_integer(memory, "total", total);
+    json_object_set_new(o, "device_memory_bytes", memory);
+  }
   return o;
 }
 
@@ -119,11 +135,25 @@ static void eta_text(double seconds, char *text, int size) {
     snprintf(text, (size_t)size, "%" PRId64 "m%02" PRId64 "s", s / 60, s % 60);
 }
 
+/* A run's plan is kept within this share. */
+#define PLAN_SHARE 0.03
+
+static void say_memory(const struct run *run, const struct update_report *r) {
+  int64_t planned, used, total;
+  if (!memory_seen(run, r, &planned, &used, &total)) return;
+  const double off = (double)used / (double)planned - 1;
+  log_info("device memory: %.3f GB of %.3f are in use, %.3f planned (%+.1f%%)", (double)used / 1e9, (double)total / 1e9, (double)planned / 1e9, 100 * off);
+  if (fabs(off) > PLAN_SHARE)
+    log_warning("device memory in use differs from the plan by %.1f%%: what other processes hold on this GPU counts (nvidia-smi); where there are none, `fp4d plan` is wrong here",
+                100 * fabs(off));
+}
+
 void report_line(const struct run *run, const struct update_report *r) {
   const struct config *c = &run->config;
   const bool odd = r->judgement->reason[0] != 0;
   if (odd)
     log_warning("update %" PRId64 " %s: %s", r->update, verdict_name[r->judgement->verdict], r->judgement->reason);
+  say_memory(run, r);
   if (r->update % c->log.every != 0 && r->update != c->train.updates && r->done != 1) return;
   if (r->done > 1 && r->data_wait > SLOW_DATA_S && r->data_wait > SLOW_DATA_SHARE * r->time->total)
     log_warning("update %" PRId64 " stood still for %.0f of %.0f ms: samples are read slower than they are trained on", r->update,
@@ -185,6 +215,7 @@ json_t *report_start(struct run *run, bool resumed) {
   for (int i = 0; i < ARENA_CATEGORY_COUNT; i++)
     record_integer(memory, arena_category_name((enum arena_category)i), (int64_t)run->arena.by_category[i]);
   record_integer(memory, "total", (int64_t)run->arena.used);
+  if (run->device->k->own_bytes > 0) record_integer(memory, "device_itself", run->device->k->own_bytes);
   record_integer(memory, "checkpoint_staging", plan_checkpoint_bytes(c) / run->world);
   json_object_set_new(o, "memory_bytes", memory);
 

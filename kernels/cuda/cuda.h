@@ -122,6 +122,8 @@ extern __shared__ __align__(1024) unsigned char cuda_dynamic_shared[];
 extern "C" {
 /* The GPU `ordinal` as backend "sm90" or "sm100".  NULL with *e = ERROR_DEVICE. */
 struct device *cuda_open(const char *backend, int ordinal, struct error *e);
+/* One that touches no GPU: device_open_plan's. */
+struct device *cuda_open_plan(const char *backend, struct error *e);
 
 #ifdef FP4D_CUDA_MODEL
 /* The host model's device: the whole table over host memory; `contract` is the

@@ -255,9 +255,7 @@ bool choose_gpu(struct cuda_device *d, const char *backend, struct error *e) {
   return true;
 }
 
-}  // namespace
-
-extern "C" struct device *cuda_open(const char *backend, int ordinal, struct error *e) {
+struct cuda_device *make(const char *backend, int ordinal, struct error *e) {
   const struct kernels *table = strcmp(backend, "sm90") == 0 ? &sm90_table : strcmp(backend, "sm100") == 0 ? &sm100_table : NULL;
   if (!table) {
     error_set(e, ERROR_DEVICE, "backend \"%s\" is no CUDA backend", backend);
@@ -270,9 +268,22 @@ extern "C" struct device *cuda_open(const char *backend, int ordinal, struct err
   }
   d->device.k = table;
   d->ordinal = ordinal;
+  return d;
+}
+
+}  // namespace
+
+extern "C" struct device *cuda_open(const char *backend, int ordinal, struct error *e) {
+  struct cuda_device *d = make(backend, ordinal, e);
+  if (!d) return NULL;
   if (choose_gpu(d, backend, e) && cuda_contract_open(d, e)) return &d->device;
   close_device(&d->device);
   return NULL;
+}
+
+extern "C" struct device *cuda_open_plan(const char *backend, struct error *e) {
+  struct cuda_device *d = make(backend, -1, e);
+  return d ? &d->device : NULL;
 }
 
 #ifdef FP4D_CUDA_MODEL

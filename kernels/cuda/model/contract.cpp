@@ -25,7 +25,12 @@ void cuda_contract_describe(const struct cuda_device *, char *text, int size) {
 }
 
 int64_t cuda_contract_scratch_bytes(const struct cuda_device *d, const struct extent *x) {
-  return d->gemm->cpu->k->scratch_bytes(d->gemm->cpu, x);
+  if (d->gemm) return d->gemm->cpu->k->scratch_bytes(d->gemm->cpu, x);
+  struct error e = {};
+  struct device *cpu = device_open("cpu", 1, &e); /* of a plan */
+  const int64_t bytes = cpu ? cpu->k->scratch_bytes(cpu, x) : 0;
+  if (cpu) cpu->k->close(cpu);
+  return bytes;
 }
 
 void cuda_contract(struct device *dd, struct matrix *out, const struct operand *a, const struct operand *b, const struct matrix *add) {
