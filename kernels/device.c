@@ -6,6 +6,9 @@
 
 struct device *cpu_open(int threads, struct error *e);
 #ifdef FP4D_CUDA
+#ifdef FP4D_CUDA_MODEL
+#define cuda_open cuda_model_open_rank /* its GPU is of the backend that is asked for */
+#endif
 struct device *cuda_open(const char *backend, int ordinal, struct error *e);
 struct device *cuda_open_plan(const char *backend, struct error *e);
 #endif

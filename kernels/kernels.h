@@ -273,6 +273,10 @@ struct kernels {
   const char *(*refuse_attention)(const struct device *d, const struct attention_formats *f, enum attention_part part,
                                   const struct attention_shape *s);
 
+  /* NULL when it executes operations of these extents with activations of this type, else
+   * why not, in words that name the extent.  What it takes no operation refuses. */
+  const char *(*refuse_extent)(const struct device *d, const struct extent *x, enum dtype activations);
+
   /* Scratch that the operations below need for these extents, in bytes;
    * `set_scratch` hands it over once, before any operation. */
   int64_t (*scratch_bytes)(const struct device *d, const struct extent *x);

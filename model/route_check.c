@@ -122,6 +122,15 @@ static void check_tail(struct problems *p, const struct route *r) {
     problems_add(p, "forward_bf16_tail %g: activations are %s", r->forward_tail, dtype_name(r->activations));
 }
 
+static void check_extent(struct problems *p, int *refused, const struct route *r, const struct extent *x, const struct device *d) {
+  const struct attention_shape *s = &x->attention;
+  const char *why = d->k->refuse_extent(d, x, r->activations);
+  if (!why) return;
+  problems_add(p, "local_batch %lld, seq_len %lld, n_heads %lld, n_kv_heads %lld, head_dim %lld: backend %s does not execute %s", (long long)s->batch,
+               (long long)s->seq_len, (long long)s->n_heads, (long long)s->n_kv_heads, (long long)s->head_dim, d->k->backend, why);
+  (*refused)++;
+}
+
 static void check_attention(struct problems *p, int *refused, const struct route *r, const struct extent *x,
                             const struct device *d) {
   static const char *const part_name[ATTENTION_PARTS] = {"qk", "pv", "do"};
@@ -166,6 +175,7 @@ bool route_check(const struct route *r, int n_layers, const struct extent *x, co
       problems_add(&p, "blocks %d-%d: the model has %d", span->first, span->last, n_layers);
     check_span(&p, &refused, r, span, x, d);
   }
+  check_extent(&p, &refused, r, x, d);
   check_attention(&p, &refused, r, x, d);
   check_head(&p, &refused, r, x, d);
   check_tail(&p, r);

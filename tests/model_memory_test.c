@@ -50,7 +50,13 @@ static bool synchronize(struct device *d, struct error *e) {
   return true;
 }
 
+static const char *refuse_extent(const struct device *d, const struct extent *x, enum dtype activations) {
+  (void)d, (void)x, (void)activations;
+  return NULL;
+}
+
 static const struct kernels table = {.backend = "memory",
+                                     .refuse_extent = refuse_extent,
                                      .refuse_encoding = refuse,
                                      .refuse_attention = refuse_attention,
                                      .scratch_bytes = scratch_bytes,

@@ -349,8 +349,13 @@ static const char *refuse_attention(const struct device *d, const struct attenti
   return part == ATTENTION_PART_PV && f->pv == FORMAT_E4M3 ? "no such codes here" : NULL;
 }
 
+static const char *refuse_extent(const struct device *d, const struct extent *x, enum dtype activations) {
+  (void)d;
+  return x->attention.head_dim == 48 && activations == DTYPE_BF16 ? "a head_dim of 48" : NULL;
+}
+
 TEST(refusals) {
-  const struct kernels k = {.backend = "test", .refuse_encoding = refuse, .refuse_attention = refuse_attention};
+  const struct kernels k = {.backend = "test", .refuse_encoding = refuse, .refuse_attention = refuse_attention, .refuse_extent = refuse_extent};
   const struct device d = {.k = &k};
   struct extent x = extent_of(64, 128);
   struct route r;
@@ -387,8 +392,13 @@ TEST(refusals) {
   route_named("bf16", 8, &r, &e);
   CHECK(route_check(&r, 8, &x, &d, &e));
 
+  x.attention.batch = 2, x.attention.head_dim = 48;
+  CHECK(!route_check(&r, 8, &x, &d, &e));
+  CHECK_EQ_I64(e.code, ERROR_DEVICE);
+  CHECK(strstr(e.message, "local_batch 2, seq_len 64, ") && strstr(e.message, "head_dim 48: backend test does not execute a head_dim of 48"));
+
   /* sizes of every format: what stands against each, for a backend that takes all */
-  const struct kernels all = {.backend = "all", .refuse_encoding = take_all};
+  const struct kernels all = {.backend = "all", .refuse_encoding = take_all, .refuse_extent = refuse_extent};
   const struct device any = {.k = &all};
   static const struct {
     const char *route;

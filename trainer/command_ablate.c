@@ -59,7 +59,7 @@ static bool check_route(const struct ablation *a, int route, struct error *e) {
   sets[n++] = own.name;
   sets[n++] = own.folder;
   if (!config_load(&c, a->base, sets, n, e)) return false;
-  struct device *d = device_open(c.run.backend, 1, e);
+  struct device *d = device_open_plan(c.run.backend, 1, e);
   if (!d) return false;
   const struct extent x = plan_extent(&c);
   const bool good = route_check(&c.route, (int)c.model.shape.n_layers, &x, d, e) || error_context(e, "route %s", a->route[route]);

@@ -137,6 +137,12 @@ struct device *bench_device(const struct bench *b, const struct extent *x, void 
   const int threads = (int)(b->a.threads > 0 ? b->a.threads : configured > 0 ? configured : threads_available());
   struct device *d = device_open(b->config ? b->config->run.backend : "cpu", threads, e);
   if (!d) return NULL;
+  const char *why = d->k->refuse_extent(d, x, b->config ? b->config->route.activations : DTYPE_BF16);
+  if (why) {
+    error_set(e, ERROR_DEVICE, "bench %s: backend %s does not execute %s", b->a.what, d->k->backend, why);
+    d->k->close(d);
+    return NULL;
+  }
   const int64_t bytes = d->k->scratch_bytes(d, x);
   *scratch = d->k->allocate(d, (size_t)bytes, e);
   if (!*scratch) {

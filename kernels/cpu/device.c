@@ -16,6 +16,11 @@ static void describe(const struct device *d, char *text, int size) {
            threads_count(((const struct cpu_device *)d)->threads), cpu_isa_name());
 }
 
+static const char *refuse_extent(const struct device *d, const struct extent *x, enum dtype activations) {
+  (void)d, (void)x, (void)activations;
+  return NULL;
+}
+
 static int64_t scratch_bytes(const struct device *d, const struct extent *x) {
   int threads = threads_count(((const struct cpu_device *)d)->threads);
   int64_t group[] = {cpu_contract_scratch_bytes(x, threads), cpu_attention_scratch_bytes(x, threads),
@@ -96,6 +101,7 @@ static const struct kernels table = {
     .describe = describe,
     .refuse_encoding = cpu_refuse_encoding,
     .refuse_attention = cpu_refuse_attention,
+    .refuse_extent = refuse_extent,
     .scratch_bytes = scratch_bytes,
     .set_scratch = set_scratch,
     .allocate = allocate,

@@ -129,6 +129,7 @@ struct device *cuda_open_plan(const char *backend, struct error *e);
 /* The host model's device: the whole table over host memory; `contract` is the
  * CPU's.  The machine becomes one that the backend is for. */
 struct device *cuda_model_open(const char *backend, struct error *e);
+struct device *cuda_model_open_rank(const char *backend, int ordinal, struct error *e);
 #endif
 
 extern const struct links cuda_links; /* link.cu */
@@ -137,6 +138,7 @@ extern const struct links cuda_links; /* link.cu */
 const char *cuda_refuse_encoding(const struct device *d, const struct encoding *e, enum view view);
 const char *cuda_refuse_attention(const struct device *d, const struct attention_formats *f, enum attention_part part,
                                   const struct attention_shape *s);
+const char *cuda_refuse_extent(const struct device *d, const struct extent *x, enum dtype activations);
 void cuda_quantise(struct device *d, const struct emission *out, const struct matrix *source);
 void cuda_embedding_forward(struct device *d, struct matrix *x, const struct matrix *table, const int32_t *tokens);
 void cuda_embedding_backward(struct device *d, struct matrix *d_table, const struct matrix *dx, const int32_t *tokens);
@@ -184,6 +186,7 @@ int64_t cuda_contract_scratch_bytes(const struct cuda_device *d, const struct ex
 void cuda_contract(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b,
                    const struct matrix *add);
 
+const char *sm90_refuse_extent(const struct device *d, const struct extent *x, enum dtype activations);
 /* sm90's attention: its own kernels' or cuda_attention_forward and _backward (kernels/sm90/attention.cu). */
 void sm90_choose_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit, struct quantise_counts *counts,
                                    const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,

@@ -159,6 +159,7 @@ struct kernels shared_table(const char *backend) {
   k.describe = describe;
   k.refuse_encoding = cuda_refuse_encoding;
   k.refuse_attention = cuda_refuse_attention;
+  k.refuse_extent = cuda_refuse_extent;
   k.scratch_bytes = scratch_bytes;
   k.set_scratch = set_scratch;
   k.allocate = allocate;
@@ -198,6 +199,7 @@ struct kernels shared_table(const char *backend) {
 
 struct kernels hopper_table() {
   struct kernels k = shared_table("sm90");
+  k.refuse_extent = sm90_refuse_extent;
   k.attention_forward = sm90_choose_attention_forward;
   k.attention_backward = sm90_choose_attention_backward;
   return k;
@@ -287,10 +289,12 @@ extern "C" struct device *cuda_open_plan(const char *backend, struct error *e) {
 }
 
 #ifdef FP4D_CUDA_MODEL
-extern "C" struct device *cuda_model_open(const char *backend, struct error *e) {
+extern "C" struct device *cuda_model_open_rank(const char *backend, int ordinal, struct error *e) {
   cuda_model_machine.major = strcmp(backend, "sm100") == 0 ? 10 : 9;
-  return cuda_open(backend, 0, e);
+  return cuda_open(backend, ordinal, e);
 }
+
+extern "C" struct device *cuda_model_open(const char *backend, struct error *e) { return cuda_model_open_rank(backend, 0, e); }
 #endif
 
 extern "C" const char *cuda_refuse_encoding(const struct device *d, const struct encoding *e, enum view view) {
@@ -310,6 +314,16 @@ extern "C" const char *cuda_refuse_attention(const struct device *d, const struc
   (void)part;
   (void)s;
   return "this backend executes attention in bf16 alone";
+}
+
+/* The limits of kernels/cuda/attention_plain.cu. */
+extern "C" const char *cuda_refuse_extent(const struct device *d, const struct extent *x, enum dtype activations) {
+  (void)d;
+  (void)activations;
+  const struct attention_shape *s = &x->attention;
+  if (s->head_dim > 256) return "a head_dim above 256";
+  if (s->n_heads > 65535 || s->batch > 65535 / s->n_heads) return "local_batch x n_heads above 65535";
+  return NULL;
 }
 
 extern "C" void cuda_defect(const char *function, const char *what) {
