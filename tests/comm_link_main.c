@@ -274,7 +274,7 @@ static int train(const char *mode, int victim) {
     comm_enter(joined, update == 1 ? COMM_START : COMM_UPDATE, "backward", update);
     if (now && device_stalls) {
       const struct operand rows = operand_of_matrix(&a, VIEW_ROW);
-      for (int i = 0; i < 1000; i++) device->k->contract(device, &out, &rows, &rows, NULL); /* tens of seconds */
+      for (int i = 0; i < 400; i++) device->k->contract(device, &out, &rows, &rows, NULL); /* seconds; no more launches than a stream holds */
     } else if (now) {
       links.transfer = stuck_transfer;
     }
