@@ -16,7 +16,7 @@ constexpr float LEAST_BIAS = 0x1p-10f, LEAST_EPS = 0x1p-40f;
 
 struct update {
   struct adamw_tensor tensor[LONGSUM_LIST];
-  bool grad_is_bf16, measured;
+  bool measured;
   struct adamw a;
   float inverse1, inverse2; /* of the biases; 0: not to be used */
   uint64_t seed;
@@ -98,35 +98,36 @@ CUDA_INLINE float root(float x) {
 }
 
 /* What is read of a thread's elements. */
-template <typename P> struct elements {
+template <typename P, typename G> struct elements {
   packed<P, VECTOR> param;
   packed<float, VECTOR> master, m, v;
-  float grad[VECTOR];
+  packed<G, VECTOR> grad;
 };
 
-template <bool MASTER, bool ALIGNED, typename P>
-CUDA_INLINE void elements_load(struct elements<P> &x, const struct adamw_tensor &t, bool grad_is_bf16, int64_t i, int64_t end) {
+template <bool MASTER, bool ALIGNED, typename P, typename G>
+CUDA_INLINE void elements_load(struct elements<P, G> &x, const struct adamw_tensor &t, int64_t i, int64_t end) {
   if (MASTER) flat_load<ALIGNED>(x.master, t.master, i, end);
   else flat_load<ALIGNED>(x.param, (const P *)t.param, i, end);
   flat_load<ALIGNED>(x.m, t.m, i, end);
   flat_load<ALIGNED>(x.v, t.v, i, end);
-  flat_load_any<ALIGNED>(x.grad, t.grad, grad_is_bf16, i, end);
+  flat_load<ALIGNED>(x.grad, (const G *)t.grad, i, end);
 }
 
-template <bool MASTER, bool ALIGNED, typename P>
-CUDA_INLINE void elements_update(struct elements<P> &x, const struct update &u, const struct adamw_tensor &t, int64_t i, int64_t end,
+template <bool MASTER, bool ALIGNED, typename P, typename G>
+CUDA_INLINE void elements_update(struct elements<P, G> &x, const struct update &u, const struct adamw_tensor &t, int64_t i, int64_t end,
                                  double (&change)[VECTOR], double (&weight)[VECTOR]) {
   const struct adamw &a = u.a;
   const float rest1 = 1.0f - a.beta1, rest2 = 1.0f - a.beta2;
-  float w[VECTOR], m[VECTOR], v[VECTOR], before[VECTOR];
+  float w[VECTOR], m[VECTOR], v[VECTOR], grad[VECTOR], before[VECTOR];
   if (MASTER) unpack(w, x.master);
   else unpack(w, x.param);
   unpack(m, x.m);
   unpack(v, x.v);
+  unpack(grad, x.grad);
   struct sizes sizes = {UINT32_MAX, 0, INT32_MAX};
 #pragma unroll
   for (int e = 0; e < VECTOR; e++) {
-    const float g = a.grad_scale * x.grad[e];
+    const float g = a.grad_scale * grad[e];
     m[e] = f32_fma(a.beta1, m[e], rest1 * g);
     v[e] = f32_fma(a.beta2, v[e], (rest2 * g) * g);
     sizes_add(sizes, m[e]);
@@ -171,18 +172,22 @@ CUDA_INLINE void elements_update(struct elements<P> &x, const struct update &u, 
     }
 }
 
-template <typename P, bool MASTER, bool ALIGNED>
-__global__ void __launch_bounds__(THREADS, 5)
+/* The next elements are on their way while a thread computes. */
+template <typename P, typename G, bool MASTER, bool ALIGNED>
+__global__ void __launch_bounds__(THREADS, 4)
     update_chunks(struct longsum_part *parts, const __grid_constant__ struct update u, const __grid_constant__ struct longsum_wave wave) {
   __shared__ double sums[2][THREADS / 32];
   int64_t begin;
   const struct adamw_tensor &t = u.tensor[longsum_place(wave, begin)];
   const int64_t end = begin + REDUCE_CHUNK < t.n ? begin + REDUCE_CHUNK : t.n;
   double change[VECTOR] = {0.0}, weight[VECTOR] = {0.0};
-  for (int64_t i = begin + (int64_t)threadIdx.x * VECTOR; i < end; i += REDUCE_LANES) {
-    struct elements<P> x;
-    elements_load<MASTER, ALIGNED>(x, t, u.grad_is_bf16, i, end);
+  int64_t i = begin + (int64_t)threadIdx.x * VECTOR;
+  struct elements<P, G> x, next;
+  elements_load<MASTER, ALIGNED>(x, t, i, end);
+  for (; i < end; i += REDUCE_LANES) {
+    elements_load<MASTER, ALIGNED>(next, t, i + REDUCE_LANES, end);
     elements_update<MASTER, ALIGNED>(x, u, t, i, end, change, weight);
+    x = next;
   }
   if (!u.measured) return;
   const double changed = reduce_lanes(change, sums[0]), weighed = reduce_lanes(weight, sums[1]);
@@ -207,7 +212,7 @@ void cuda_adamw_update(struct device *device, const struct adamw_tensor *tensors
   const bool master = tensors[0].master != NULL, measured = tensors[0].measured != NULL;
   CUDA_REQUIRE(master || param_dtype != DTYPE_BF16 || draw, "a BF16 parameter without a master needs a draw");
   struct update u = {};
-  u.grad_is_bf16 = grad_dtype == DTYPE_BF16, u.measured = measured;
+  u.measured = measured;
   u.a = *a;
   const bool ordinary = a->bias1 >= LEAST_BIAS && a->bias1 <= 1.0f && a->bias2 >= LEAST_BIAS && a->bias2 <= 1.0f && a->eps >= LEAST_EPS && a->eps <= 1.0f;
   if (ordinary) u.inverse1 = 1.0f / a->bias1, u.inverse2 = 1.0f / a->bias2;
@@ -222,12 +227,15 @@ void cuda_adamw_update(struct device *device, const struct adamw_tensor *tensors
       whole = whole && cuda_whole(0, 1, t->param, t->master, t->m, t->v, t->grad);
       n[i] = t->n;
     }
-    with_type(param_dtype, [&](auto zero) {
+    const auto with_types = [&](auto f) {
+      with_type(param_dtype, [&](auto param) { with_type(grad_dtype, [&](auto grad) { f(param, grad); }); });
+    };
+    with_types([&](auto param, auto grad) {
       with_bool(master, [&](auto beside) {
         with_bool(whole, [&](auto aligned) {
           const auto launch = [&](const struct longsum_wave &w, struct longsum_part *parts) {
             for (int i = 0; i < w.count; i++) u.tensor[i] = tensors[from + w.array + i];
-            CUDA_LAUNCH(d, (update_chunks<decltype(zero), decltype(beside)::value, decltype(aligned)::value>),
+            CUDA_LAUNCH(d, (update_chunks<decltype(param), decltype(grad), decltype(beside)::value, decltype(aligned)::value>),
                         static_cast<unsigned>(w.begin[w.count]), THREADS, 0, parts, u, w);
           };
           const auto add_of = [&](const struct longsum_wave &w) {

@@ -107,8 +107,10 @@ static __global__ void longsum_total(struct longsum_part *parts, const __grid_co
     if (t < have) piece[t] = parts[from + t];
     __syncthreads();
     if (figure == 0)
+#pragma unroll 8
       for (int i = 0; i < have; i++) own.sum[0] = own.sum[0] + piece[i].sum[0];
     if (figure == 1)
+#pragma unroll 8
       for (int i = 0; i < have; i++) own.sum[1] = own.sum[1] + piece[i].sum[1];
     if (figure == 2)
       for (int i = 0; i < have; i++) own.count += piece[i].count;
