@@ -90,7 +90,7 @@ MODEL_SOURCES = $(filter-out kernels/cuda/gemm.cu,$(wildcard kernels/cuda/*.cu k
 MODEL_OBJECTS = $(addprefix $(BUILD)/model/,$(addsuffix .o,$(basename $(MODEL_SOURCES))))
 endif
 # A GPU has them too (make check-gpu), but for those of the model itself.
-GPU_TESTS  = $(patsubst tests/%.cu,$(BUILD)/gpu/%,$(filter-out tests/cuda_model_test.cu tests/cuda_device_test.cu,$(wildcard tests/cuda_*_test.cu tests/sm90_*_test.cu)))
+GPU_TESTS  = $(patsubst tests/%.cu,$(BUILD)/gpu/%,$(filter-out tests/cuda_model_test.cu tests/cuda_device_test.cu tests/cuda_refusals_test.cu,$(wildcard tests/cuda_*_test.cu tests/sm90_*_test.cu)))
 CXX        = g++
 MODELFLAGS = -std=c++17 -D_GNU_SOURCE -DFP4D_CUDA_MODEL -Wall -Wextra -Wconversion -Wshadow -Werror -Wno-unknown-pragmas $(NUMERICS) -O2 -g \
              -fsanitize=undefined -fno-sanitize-recover=undefined $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3) -I. -pthread
