@@ -4,7 +4,7 @@
 
 static struct extent extents() {
   struct extent x = {};
-  x.tokens = 512, x.head_chunk = 8, x.attention = {2, 256, 8, 2, 64}, x.hidden_size = 64, x.ffn_size = 64, x.vocab_size = 300;
+  x.tokens = 512, x.head_chunk = 8, x.attention = {2, 256, 8, 2, 256}, x.hidden_size = 64, x.ffn_size = 64, x.vocab_size = 300;
   return x;
 }
 
