@@ -50,6 +50,11 @@ static inline void cpu_pause(void) {
 #endif
 }
 
+int threads_of_host(void) {
+  long online = sysconf(_SC_NPROCESSORS_ONLN);
+  return online > 0 ? (int)online : 1;
+}
+
 int threads_available(void) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -57,9 +62,7 @@ int threads_available(void) {
     int n = CPU_COUNT(&set);
     if (n > 0) return n;
   }
-  /* More processors than a cpu_set_t holds. */
-  long online = sysconf(_SC_NPROCESSORS_ONLN);
-  return online > 0 ? (int)online : 1;
+  return threads_of_host(); /* more processors than a cpu_set_t holds */
 }
 
 static void take_tasks(struct threads *t, int worker) {

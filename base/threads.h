@@ -25,7 +25,8 @@ int threads_count(const struct threads *t);
 void threads_run(struct threads *t, int64_t n, void (*task)(void *context, int64_t index, int worker),
                  void *context);
 
-/* Processors this process may run on. */
+/* Processors this process may run on, and those that the host has. */
 int threads_available(void);
+int threads_of_host(void);
 
 #endif

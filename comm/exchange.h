@@ -43,6 +43,8 @@ struct comm_device {
 
 /* 0 in a world of one, and where the device's memory is the host's. */
 int64_t comm_exchange_staging_bytes(const struct device *d, int world);
+/* What NCCL takes of a device for itself: a GiB, as 2.28.3 did on each of two H200s. */
+int64_t comm_exchange_own_bytes(const struct device *d, int world);
 
 /* Makes buffers and thread; once, by all ranks, before the first exchange.  At most
  * `most` exchanges are under way at once.  Nothing is allocated later.  Devices join

@@ -214,7 +214,7 @@ static bool prepare(const struct bench *b, struct streaming *s, const char *wher
   const int64_t configured = s->config->run.threads;
   s->threads = threads_create(b->a.threads > 0 ? (int)b->a.threads : configured > 0 ? (int)configured : threads_available(), e);
   if (!s->threads || !(s->samples = bench_samples_open(e))) return false;
-  if (!file_make_folder(where, ERROR_SYSTEM, e) || !check_room(s, where, s->tensor_bytes, e)) return false;
+  if (!file_make_folder(where, ERROR_SYSTEM, e) || !check_room(s, where, largest, e)) return false;
   s->staging = malloc((size_t)largest);
   return s->staging || error_set(e, ERROR_SYSTEM, "no memory for a rank's share of %" PRId64 " bytes", largest);
 }
@@ -227,7 +227,8 @@ bool bench_state(struct bench *b, struct error *e) {
     bench_title(b, "%" PRId64 " parameters, a state of %.3f GB in the files of %" PRId64 " of %" PRId64 " ranks under %s; %d thread%s compress; each figure is of one time",
                 model_config_param_count(&s.config->model.shape), (double)s.tensor_bytes * 1e-9, s.files, s.ranks, where, threads_count(s.threads),
                 threads_count(s.threads) > 1 ? "s" : "");
-    good = measure(b, &s, CHECKPOINT_ZSTD, e) && measure(b, &s, CHECKPOINT_STORE, e);
+    /* what zstd leaves of it is not known before: rank by rank it is looked whether there is room */
+    good = measure(b, &s, CHECKPOINT_ZSTD, e) && check_room(&s, where, s.tensor_bytes, e) && measure(b, &s, CHECKPOINT_STORE, e);
   }
   struct error removing;
   if (s.folder[0] && file_exists(s.folder) && !file_remove_tree(s.folder, ERROR_SYSTEM, &removing) && good) {

@@ -4,11 +4,12 @@
 #include <string.h>
 
 /* Dense figures (no sparsity).  H100/H200 SXM 989 TFLOP/s BF16; A100 312; B200
- * 2,250; GB200 and GB300 2,500.  GB300 is of compute capability 10.3. */
+ * 2,250; GB200 and GB300 2,500.  GB300 is of compute capability 10.3.  Memory as in data
+ * sheets, but an H200's: its driver offers 150.1 GB of what the sheet calls 141. */
 static const struct machine machines[] = {
     {"a100", "NVIDIA A100 80GB SXM", 312e12, 312e12, 0, 80e9, 2.0e12, 8, 300e9, 25e9, NULL},
     {"h100", "NVIDIA H100 SXM", 989e12, 1979e12, 0, 80e9, 3.35e12, 8, 450e9, 50e9, "sm90"},
-    {"h200", "NVIDIA H200 SXM", 989e12, 1979e12, 0, 141e9, 4.8e12, 8, 450e9, 50e9, "sm90"},
+    {"h200", "NVIDIA H200 SXM", 989e12, 1979e12, 0, 150.1e9, 4.8e12, 8, 450e9, 50e9, "sm90"},
     {"b200", "NVIDIA B200", 2250e12, 4500e12, 9000e12, 180e9, 8e12, 8, 900e9, 50e9, "sm100"},
     {"gb200", "NVIDIA GB200 (one GPU of an NVL72)", 2500e12, 5000e12, 10000e12, 186e9, 8e12, 72, 900e9, 50e9, "sm100"},
     {"gb300", "NVIDIA GB300 (one GPU of an NVL72)", 2500e12, 5000e12, 15000e12, 279e9, 8e12, 72, 900e9, 100e9, NULL},

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/threads.h"
+#include "comm/exchange.h"
 #include "data/loader.h"
 #include "trainer/run.h"
 #include "trainer/state.h"
@@ -111,7 +112,7 @@ bool plan_memory(const struct config *c, int threads, int64_t ranks, struct aren
   const bool good = run_lay_out(&run, RUN_TRAIN, e);
   if (good) model_destroy(run.model);
   *out = run.arena;
-  *own = d->k->own_bytes;
+  *own = d->k->own_bytes + comm_exchange_own_bytes(d, (int)ranks);
   d->k->close(d);
   return good;
 }
@@ -143,7 +144,7 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
     if (arena->by_category[i] > 0)
       print_bytes(out, arena_category_name((enum arena_category)i), (double)arena->by_category[i], large,
                   i == ARENA_SCRATCH ? scratch : notes[i] ? notes[i] : "");
-  if (own > 0) print_bytes(out, "CUDA itself", (double)own, large, "context, code of kernels and of cuBLASLt: an estimate");
+  if (own > 0) print_bytes(out, "CUDA itself", (double)own, large, gpus > 1 ? "context, code of kernels and of cuBLASLt, NCCL's channels" : "context, code of kernels and of cuBLASLt");
   print_bytes(out, "total", (double)arena->used + (double)own, large, "");
   char host[96];
   snprintf(host, sizeof host, "in the host's memory: %d updates of 1/%" PRId64 " of the batch, and the one in use", LOADER_AHEAD, ranks);

@@ -65,11 +65,15 @@ static json_t *sources_object(const struct run *run, const struct update_report 
   return o;
 }
 
+static int64_t device_itself(const struct run *run) {
+  return run->device->k->own_bytes + comm_exchange_own_bytes(run->device, run->world);
+}
+
 /* After the first update, whose operations have been loaded and whose memory will not grow. */
 static bool memory_seen(const struct run *run, const struct update_report *r, int64_t *planned, int64_t *used, int64_t *total) {
   const struct kernels *k = run->device->k;
   struct error unknown;
-  *planned = (int64_t)run->arena.used + k->own_bytes;
+  *planned = (int64_t)run->arena.used + device_itself(run);
   return r->done == 1 && k->memory && k->memory(run->device, used, total, &unknown);
 }
 
@@ -215,7 +219,7 @@ json_t *report_start(struct run *run, bool resumed) {
   for (int i = 0; i < ARENA_CATEGORY_COUNT; i++)
     record_integer(memory, arena_category_name((enum arena_category)i), (int64_t)run->arena.by_category[i]);
   record_integer(memory, "total", (int64_t)run->arena.used);
-  if (run->device->k->own_bytes > 0) record_integer(memory, "device_itself", run->device->k->own_bytes);
+  if (device_itself(run) > 0) record_integer(memory, "device_itself", device_itself(run));
   record_integer(memory, "checkpoint_staging", plan_checkpoint_bytes(c) / run->world);
   json_object_set_new(o, "memory_bytes", memory);
 

@@ -138,11 +138,19 @@ void run_release_host(struct run *run) {
   run->host = NULL;
 }
 
+/* Open MPI binds each of two ranks to a core unless it is told otherwise: an 8B model is then made for minutes. */
+static void warn_if_bound(const struct run *run) {
+  const int own = threads_available(), host = threads_of_host(), ranks = comm_local_world(run->comm);
+  if (run->rank == 0 && ranks > 1 && own * ranks * 2 <= host)
+    log_warning("each of this host's %d ranks may run on %d of its %d processors: mpirun --bind-to none, or --map-by numa, gives them more", ranks, own, host);
+}
+
 static bool open_model(struct run *run, enum run_purpose purpose, struct error *e) {
   run->threads = (int)run->config.run.threads;
   if (run->threads == 0) {
     run->threads = threads_available() / comm_local_world(run->comm);
     if (run->threads < 1) run->threads = 1;
+    warn_if_bound(run);
   }
   run->device = device_open_rank(run->config.run.backend, run->threads, comm_local_rank(run->comm), e);
   if (!run->device) return false;

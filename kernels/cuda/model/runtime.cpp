@@ -6,7 +6,7 @@
 
 #include <mutex>
 
-struct cuda_model_machine cuda_model_machine = {1, 9, 0, 4, 13000, (size_t)4 << 30, (size_t)600 << 20, cudaSuccess};
+struct cuda_model_machine cuda_model_machine = {1, 9, 0, 4, 13000, (size_t)4 << 30, (size_t)680 << 20, cudaSuccess};
 
 /* FP4D_MODEL_GPUS: how many the machine has, for worlds of several ranks. */
 static const int gpus = [] {
