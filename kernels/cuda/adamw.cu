@@ -7,6 +7,7 @@
  * it waits for, eight elements that are all of ordinary size take quotients and roots
  * without the special cases, those by the biases by their reciprocals: the same bits.
  */
+#include "kernels/cuda/quotient.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 namespace {
@@ -64,39 +65,6 @@ CUDA_INLINE bool sizes_are_ordinary(const struct sizes &s) {
   return s.least >= f32_bits(0x1p-90f) - 1u && s.most <= f32_bits(0x1p40f) && s.lowest != INT32_MIN;
 }
 
-/* x / b, correctly rounded, by inverse = 1 / b, correctly rounded, of b in [LEAST_BIAS, 1]: after
- * the first correction q is one of the two neighbours of the quotient, and from such a one
- * the second gives the nearest (Markstein, "Computation of elementary functions on the IBM
- * RISC System/6000 processor", theorem 4). */
-CUDA_INLINE float divide(float x, float b, float inverse) {
-  float q = x * inverse;
-  q = f32_fma(f32_fma(-q, b, x), inverse, q);
-  return f32_fma(f32_fma(-q, b, x), inverse, q);
-}
-
-/* x / y and the root of x, correctly rounded: what the compiler makes of `/` and of a root, by
- * the hardware's approximations and the same corrections, without its branches. */
-CUDA_INLINE float quotient(float x, float y) {
-#ifdef FP4D_CUDA_MODEL
-  return x / y;
-#else
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y));
-  r = f32_fma(r, f32_fma(-y, r, 1.0f), r);
-  return divide(x, y, r);
-#endif
-}
-CUDA_INLINE float root(float x) {
-#ifdef FP4D_CUDA_MODEL
-  return f32_sqrt(x);
-#else
-  float r;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  const float s = x * r;
-  return x == 0.0f ? x : f32_fma(f32_fma(-s, s, x), 0.5f * r, s);
-#endif
-}
-
 /* What is read of a thread's elements. */
 template <typename P, typename G> struct elements {
   packed<P, VECTOR> param;
@@ -106,11 +74,11 @@ template <typename P, typename G> struct elements {
 
 template <bool MASTER, bool ALIGNED, typename P, typename G>
 CUDA_INLINE void elements_load(struct elements<P, G> &x, const struct adamw_tensor &t, int64_t i, int64_t end) {
-  if (MASTER) flat_load<ALIGNED>(x.master, t.master, i, end);
-  else flat_load<ALIGNED>(x.param, (const P *)t.param, i, end);
-  flat_load<ALIGNED>(x.m, t.m, i, end);
-  flat_load<ALIGNED>(x.v, t.v, i, end);
-  flat_load<ALIGNED>(x.grad, (const G *)t.grad, i, end);
+  if (MASTER) warp_load<ALIGNED>(x.master, t.master, i, end);
+  else warp_load<ALIGNED>(x.param, (const P *)t.param, i, end);
+  warp_load<ALIGNED>(x.m, t.m, i, end);
+  warp_load<ALIGNED>(x.v, t.v, i, end);
+  warp_load<ALIGNED>(x.grad, (const G *)t.grad, i, end);
 }
 
 template <bool MASTER, bool ALIGNED, typename P, typename G>
@@ -135,8 +103,8 @@ CUDA_INLINE void elements_update(struct elements<P, G> &x, const struct update &
   }
   pack(x.m, m);
   pack(x.v, v);
-  flat_store<ALIGNED>(t.m, i, end, x.m);
-  flat_store<ALIGNED>(t.v, i, end, x.v);
+  warp_store<ALIGNED>(t.m, i, end, x.m);
+  warp_store<ALIGNED>(t.v, i, end, x.v);
   if (u.inverse1 > 0.0f && sizes_are_ordinary(sizes)) {
 #pragma unroll
     for (int e = 0; e < VECTOR; e++) m[e] = quotient(divide(m[e], a.bias1, u.inverse1), root(divide(v[e], a.bias2, u.inverse2)) + a.eps);
@@ -156,10 +124,10 @@ CUDA_INLINE void elements_update(struct elements<P, G> &x, const struct update &
     for (int e = 0; e < VECTOR; e++) w[e] = bf16_decode(bf16_encode_stochastic(w[e], field[e]));
   }
   pack(x.param, w);
-  flat_store<ALIGNED>((P *)t.param, i, end, x.param);
+  warp_store<ALIGNED>((P *)t.param, i, end, x.param);
   if (MASTER) {
     pack(x.master, w);
-    flat_store<ALIGNED>(t.master, i, end, x.master);
+    warp_store<ALIGNED>(t.master, i, end, x.master);
   }
   if (!u.measured) return;
   const int have = end - i < VECTOR ? (int)(end - i) : (int)VECTOR;

@@ -3,10 +3,10 @@
 #ifndef FP4D_KERNELS_CUDA_SIGMOID_CUH
 #define FP4D_KERNELS_CUDA_SIGMOID_CUH
 
-#include "kernels/cuda/rows.cuh"
+#include "kernels/cuda/quotient.cuh"
 
-/* e^-|x| is a normal number (not so for a NaN). */
-CUDA_INLINE bool sigmoid_is_ordinary(float x) { return f32_from_bits(f32_bits(x) & 0x7FFFFFFFu) <= 86.0f; }
+/* e^-|x| is a normal number, also 2^-48 of it (not so for a NaN). */
+CUDA_INLINE bool sigmoid_is_ordinary(float x) { return f32_from_bits(f32_bits(x) & 0x7FFFFFFFu) <= 50.0f; }
 
 /* f32_exp without its limits, and with one exact product by 2^n in place of two:
  * n is added to the exponent.  The rounder's own bits leave a shift by 23. */
@@ -24,7 +24,7 @@ CUDA_INLINE float sigmoid_ordinary(float x) {
   p = f32_fma(p, r, 0x1.62e430p-1f);
   p = f32_fma(p, r, 1.0f);
   const float e = f32_from_bits(f32_bits(p) + (f32_bits(t) << 23));
-  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+  return quotient(x < 0.0f ? e : 1.0f, 1.0f + e);
 }
 
 #endif
