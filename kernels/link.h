@@ -77,7 +77,7 @@ struct links {
   /* After transfer and state: of what came into the half.  n may be 0. */
   bool (*sum)(struct link *l, int half, const struct link_sum *s, int n, struct error *e);
   /* The library's own sum into shares of `n` elements of every rank, in its order: to compare speeds with. */
-  bool (*library_sum)(struct link *l, void *data, int64_t n, enum dtype dtype, struct error *e);
+  bool (*native_sum)(struct link *l, void *data, int64_t n, enum dtype dtype, struct error *e);
   bool (*end)(struct link *l, int slot, struct error *e);
   void (*follow)(struct link *l, int slot);
   /* Whether what the exchange needs has been computed, and whether it is done. */

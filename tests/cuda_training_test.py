@@ -15,7 +15,7 @@ from fp4d import BUILD, DEVICE, DONE, PREEMPTED, PROGRAM, Place, Skipped, check,
 
 BACKEND = os.environ.get("BACKEND", "sm90")
 GPU = bool(os.environ.get("GPU"))
-UPDATES = 40 if GPU else 2  # the model takes seconds for each
+UPDATES = 200 if GPU else 2  # the model takes seconds for each
 
 place = Place(program=PROGRAM if GPU else os.path.join(BUILD, "model", "fp4d"), **{
     "model.hidden_size": 128, "model.n_heads": 2, "train.seq_len": 64, "train.global_batch": 4, "validation.samples": 2,
@@ -38,6 +38,21 @@ def test_losses_follow_the_cpu():
     check(not GPU or gpu[-1] < gpu[0] - 0.5, "it learns", str(gpu))
     a, b = place.column("cpu", "grad_norm")[0], place.column("gpu", "grad_norm")[0]
     check(abs(a - b) <= 2e-2 * a, f"first gradient's norm: {b} beside {a}")
+
+
+def test_a_run_moves_between_backends():
+    """Begun on the CPU, gone on from its checkpoint on the GPU, and back: the losses follow those of the CPU alone."""
+    n = UPDATES if GPU else 3
+    cpu = run("cpu" if GPU else "cpu-longer", "cpu", **{"train.updates": n})
+    place.train("moved", {"run.backend": "cpu", "train.updates": n, "run.stop_after_update": n // 3}).expect(PREEMPTED)
+    place.train("moved", {"run.backend": BACKEND, "train.updates": n, "run.stop_after_update": 2 * n // 3}).expect(PREEMPTED)
+    place.run("moved", {"run.backend": "cpu", "train.updates": n})
+    moved = place.column("moved", "loss")
+    check(len(cpu) == len(moved) == n, "an update each", str((cpu, moved)))
+    same(cpu[:n // 3], moved[:n // 3], "losses before the first move")
+    for i, (a, b) in enumerate(zip(cpu, moved)):
+        bound = 2e-3 if i <= n // 3 else 5e-2
+        check(abs(a - b) <= bound * a, f"update {i + 1}: {b} beside {a}, within {bound:g}", str((cpu, moved)))
 
 
 def test_staging_is_planned():

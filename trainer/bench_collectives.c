@@ -112,7 +112,7 @@ static bool library(const struct wire *w, bool (*call)(const struct wire *w, str
 static int64_t share_of(const struct wire *w) { return w->x.rows / comm_world(w->comm) * w->x.cols; }
 
 static bool call_sum(const struct wire *w, struct error *e) {
-  return w->own.device->k->links->library_sum(w->link, w->x.data, share_of(w), w->x.dtype, e);
+  return w->own.device->k->links->native_sum(w->link, w->x.data, share_of(w), w->x.dtype, e);
 }
 static bool call_copy(const struct wire *w, struct error *e) {
   int64_t begin[4097];
@@ -134,7 +134,7 @@ static bool call_self(const struct wire *w, struct error *e) {
   return good;
 }
 
-static bool library_sum(void *context, struct error *e) { return library(context, call_sum, e); }
+static bool native_sum(void *context, struct error *e) { return library(context, call_sum, e); }
 static bool library_copy(void *context, struct error *e) { return library(context, call_copy, e); }
 static bool self_sum(void *context, struct error *e) { return library(context, call_self, e); }
 
@@ -173,7 +173,7 @@ static bool sizes(const struct bench *b, struct wire *w, bool of_library, struct
     if (!of_library)
       good = gpu_row(b, w, "ours: reduce-scatter, in rank order", our_sum, e) && gpu_row(b, w, "ours: all-gather", our_copy, e);
     else
-      good = gpu_row(b, w, "NCCL's own reduce-scatter", library_sum, e) && gpu_row(b, w, "NCCL's own all-gather", library_copy, e) &&
+      good = gpu_row(b, w, "NCCL's own reduce-scatter", native_sum, e) && gpu_row(b, w, "NCCL's own all-gather", library_copy, e) &&
              (!alone || gpu_row(b, w, "ours: sent to itself, and a sum of one", self_sum, e));
   }
   return good;

@@ -300,7 +300,7 @@ bool gather(struct link *l, const struct link_gather *g, int n, struct error *e)
   return nccl_good(result) || nccl_failed(l, result, "a group of copies to all", e);
 }
 
-bool library_sum(struct link *l, void *data, int64_t n, enum dtype dtype, struct error *e) {
+bool native_sum(struct link *l, void *data, int64_t n, enum dtype dtype, struct error *e) {
   char *own = static_cast<char *>(data) + (size_t)(l->rank * n) * dtype_bytes(dtype);
   int result = l->nccl->GroupStart();
   if (nccl_good(result)) result = l->nccl->ReduceScatter(data, own, (size_t)n, nccl_type(dtype), NCCL_SUM, l->comm, l->wire);
@@ -376,7 +376,7 @@ extern "C" const struct links cuda_links = {
     .transfer = transfer,
     .gather = gather,
     .sum = sum,
-    .library_sum = library_sum,
+    .native_sum = native_sum,
     .end = end,
     .follow = follow,
     .look = look,
