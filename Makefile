@@ -85,11 +85,11 @@ UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%) $(MODEL_UNITS)
 # Tests of the CUDA kernels, tests/{cuda,sm90}_SUBJECT_test.cu: the kernels' own sources compiled
 # for the host model of CUDA (kernels/cuda/model/fibers.h), which needs neither nvcc nor a GPU.
 ifeq ($(SANITIZE)$(CROSS),)
-MODEL_UNITS   = $(patsubst tests/%.cu,$(BUILD)/model/tests/%,$(wildcard tests/cuda_*_test.cu tests/sm90_*_test.cu))
+MODEL_UNITS   = $(patsubst tests/%.cu,$(BUILD)/model/tests/%,$(filter-out tests/cuda_large_test.cu,$(wildcard tests/cuda_*_test.cu tests/sm90_*_test.cu)))
 MODEL_SOURCES = $(filter-out kernels/cuda/gemm.cu,$(wildcard kernels/cuda/*.cu kernels/sm90/*.cu kernels/cuda/model/*.cpp kernels/sm90/*.cpp))
 MODEL_OBJECTS = $(addprefix $(BUILD)/model/,$(addsuffix .o,$(basename $(MODEL_SOURCES))))
 endif
-# A GPU has them too (make check-gpu), but for those of the model itself.
+# A GPU has them too (make check-gpu), but for those of the model itself, and one for its memory's size.
 GPU_TESTS  = $(patsubst tests/%.cu,$(BUILD)/gpu/%,$(filter-out tests/cuda_model_test.cu tests/cuda_device_test.cu tests/cuda_refusals_test.cu,$(wildcard tests/cuda_*_test.cu tests/sm90_*_test.cu)))
 CXX        = g++
 MODELFLAGS = -std=c++17 -D_GNU_SOURCE -DFP4D_CUDA_MODEL -Wall -Wextra -Wconversion -Wshadow -Werror -Wno-unknown-pragmas $(NUMERICS) -O2 -g \
