@@ -211,6 +211,7 @@ unit: $(UNITS) ## run the unit tests of this build
 	@LSAN_OPTIONS=suppressions=$(CURDIR)/tests/lsan.supp:print_suppressions=0 tests/run $(if $(RUNNER),--with '$(RUNNER)') $(UNITS)
 
 worlds: $(WORLDS) $(if $(MODEL_UNITS),$(BUILD)/model/tests/comm_link_main)
+$(BUILD)/tests/checkpoints_save_test: LDLIBS += -Wl,--wrap=rename
 $(BUILD)/tests/trainer_masked_main: LDLIBS += -Wl,--wrap=data_sample
 $(BUILD)/tests/trainer_waits_main: LDLIBS += -Wl,--wrap=device_open_rank
 $(BUILD)/tests/trainer_overlap_main: LDLIBS += -Wl,--wrap=device_open_rank,--wrap=comm_reduce_scatter_begin,--wrap=comm_all_gather_begin,--wrap=comm_finish,--wrap=comm_finish_all

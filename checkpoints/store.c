@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,8 +103,9 @@ bool store_list(const char *folder, int64_t **updates, int *n, struct error *e) 
   return good;
 }
 
-/* A checkpoint of the same update is already there (a run went back and came
- * here again): it steps aside and goes when the new one is in place. */
+/* A checkpoint of the same update is already there (a run went back and came here
+ * again), on a file system that cannot exchange two names: it steps aside and goes
+ * when the new one is in place. */
 static bool step_aside(const char *folder, int64_t update, char aside[STORE_PATH], struct error *e) {
   char path[STORE_PATH];
   store_step_path(folder, update, path);
@@ -139,17 +141,29 @@ static void point_latest(const char *folder, int64_t update) {
   if (!good || !file_sync_folder(folder, ERROR_CHECKPOINT, &e)) log_warning("%s", e.message);
 }
 
+/* Gives `temporary` the name `path`; aside: where what had it before is now, or "". */
+static bool put_in_place(const char *folder, int64_t update, const char *temporary, const char *path, char aside[STORE_PATH], struct error *e) {
+  aside[0] = 0;
+  if (rename(temporary, path) == 0) return true;
+  const bool taken = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR;
+  if (taken && renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_EXCHANGE) == 0) { /* at no time is there none */
+    snprintf(aside, STORE_PATH, "%s", temporary);
+    return true;
+  }
+  if (!taken) return error_errno(e, ERROR_CHECKPOINT, "cannot rename %s to %s", temporary, path);
+  if (!step_aside(folder, update, aside, e)) return false;
+  if (rename(temporary, path) == 0) return true;
+  error_errno(e, ERROR_CHECKPOINT, "cannot rename %s to %s", temporary, path);
+  if (aside[0] && rename(aside, path) != 0) log_warning("cannot rename %s to %s: %s", aside, path, strerror(errno));
+  return false;
+}
+
 bool store_publish(const char *folder, int64_t update, struct error *e) {
   char temporary[STORE_PATH], path[STORE_PATH], aside[STORE_PATH];
   store_temporary_path(folder, update, temporary);
   store_step_path(folder, update, path);
   if (!file_sync_folder(temporary, ERROR_CHECKPOINT, e)) return false;
-  if (!step_aside(folder, update, aside, e)) return false;
-  if (rename(temporary, path) != 0) {
-    error_errno(e, ERROR_CHECKPOINT, "cannot rename %s to %s", temporary, path);
-    if (aside[0] && rename(aside, path) != 0) log_warning("cannot rename %s to %s: %s", aside, path, strerror(errno));
-    return false;
-  }
+  if (!put_in_place(folder, update, temporary, path, aside, e)) return false;
   if (!file_sync_folder(folder, ERROR_CHECKPOINT, e)) return false;
   struct error cleaning; /* the new one stands; the next save tries again */
   if (aside[0] && !file_remove_tree(aside, ERROR_CHECKPOINT, &cleaning)) log_warning("%s", cleaning.message);

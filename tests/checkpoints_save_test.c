@@ -1,4 +1,7 @@
 /* Saving, listing and reading: values to the bit, any slicing, what stays and what goes. */
+#include <errno.h>
+#include <unistd.h>
+
 #include "base/hash.h"
 #include "tests/checkpoints_rig.h"
 
@@ -279,6 +282,32 @@ TEST(temporaries) {
   CHECK_EQ_I64(rig_newest("t"), 5);
 }
 
+/* Every rename of this program (Makefile): was the watched file there after it? */
+static const char *watched;
+static int renames, missing;
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to) {
+  const int result = __real_rename(from, to), number = errno;
+  renames++;
+  if (watched && access(watched, R_OK) != 0) missing++;
+  errno = number;
+  return result;
+}
+
+/* A run that went back saves an update again: at no time is there no checkpoint of it. */
+TEST(replaced_at_once) {
+  CHECK(rig_save("anew", 7, 0));
+  watched = "anew/step-00000007/manifest.json";
+  renames = missing = 0;
+  CHECK(rig_save("anew", 7, 0));
+  CHECK(renames > 0);
+  CHECK_EQ_I64(missing, 0);
+  watched = NULL;
+  CHECK_STR(rig_names("anew"), "latest step-00000007");
+  CHECK_EQ_I64(rig_newest("anew"), 7);
+}
+
 TEST(refused_folders) {
   rig_put("file", "");
   CHECK(!rig_save("file/x", 1, 0));
@@ -316,6 +345,7 @@ static void tests(void) {
   RUN(going_back);
   RUN(latest_and_list);
   RUN(temporaries);
+  RUN(replaced_at_once);
   RUN(refused_folders);
   RUN(file_size);
 }
