@@ -97,7 +97,9 @@ static bool write_all(int fd, const char *data, size_t bytes) {
 static bool parent_of(const char *path, char folder[PATH_MAX], enum error_code code, struct error *e) {
   size_t length = strlen(path);
   if (length >= PATH_MAX) return error_set(e, code, "path too long: %s", path);
-  memcpy(folder, path, length + 1);
+  while (length > 1 && path[length - 1] == '/') length--; /* FOLDER/ is FOLDER */
+  memcpy(folder, path, length);
+  folder[length] = 0;
   char *slash = strrchr(folder, '/');
   if (slash)
     slash[slash == folder] = 0;

@@ -15,10 +15,10 @@ struct exchange {
 };
 
 int64_t comm_exchange_staging_bytes(const struct device *d, int world) {
-  return world == 1 || d->k->host_memory ? 0 : (int64_t)256 << 20;
+  return world <= 1 || d->k->host_memory ? 0 : (int64_t)256 << 20;
 }
 
-int64_t comm_exchange_own_bytes(const struct device *d, int world) { return world == 1 || d->k->host_memory ? 0 : INT64_C(1) << 30; }
+int64_t comm_exchange_own_bytes(const struct device *d, int world) { return world <= 1 || d->k->host_memory ? 0 : INT64_C(1) << 30; }
 
 bool comm_exchange_open(struct comm *c, const struct comm_device *device, int most, struct error *e) {
   if (c->world == 1 || c->exchange) return true;

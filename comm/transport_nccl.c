@@ -59,11 +59,14 @@ struct engine {
   int most;
   struct exchange_order *orders; /* [most], order of ticket t at t % most */
   int64_t begun, handed;         /* tickets */
-  bool joined, leave, failed, told;
+  bool joined, leave, failed, told, abandoned; /* abandoned: its thread may not end */
   struct error error;
 };
 
-static int slot_of(const struct engine *g, int64_t ticket) { return (int)(ticket % g->most); }
+/* Of the link, twice as many as exchanges that are not finished: one that is finished may still be under way on the device. */
+static int slots(const struct engine *g) { return 2 * g->most; }
+static int slot_of(const struct engine *g, int64_t ticket) { return (int)(ticket % slots(g)); }
+static struct exchange_order *order_of(const struct engine *g, int64_t ticket) { return &g->orders[ticket % g->most]; }
 
 static void nap(long nanoseconds) {
   const struct timespec t = {.tv_nsec = nanoseconds};
@@ -195,10 +198,11 @@ static void fail(struct engine *g, const struct error *e) {
   pthread_cond_broadcast(&g->caller_wake);
   while (!g->told && !g->leave && pthread_cond_timedwait(&g->thread_wake, &g->lock, &until) != ETIMEDOUT) {
   }
-  const bool alone = !g->told && !g->leave;
+  const bool told = g->told, leave = g->leave;
   pthread_mutex_unlock(&g->lock);
-  if (!alone) return;
+  if (told) return;
   log_failure(&g->error);
+  if (leave) return; /* every exchange was finished by the caller */
   comm_abort(g->comm, ERROR_COMMUNICATION);
 }
 
@@ -210,7 +214,7 @@ static void abort_link(void *argument) {
 }
 
 static bool join_world(struct engine *g, struct error *e) {
-  g->link = g->links->open(g->device, g->id, g->comm->rank, g->comm->world, g->most, e);
+  g->link = g->links->open(g->device, g->id, g->comm->rank, g->comm->world, slots(g), e);
   if (!g->link) return false;
   comm_abort_first(abort_link, g);
   return launched(g, e);
@@ -242,7 +246,7 @@ static void carry_out(struct engine *g, struct error *e) {
     wait_for_work(g);
     const int64_t handed = g->handed;
     const bool more = handed < g->begun;
-    const struct exchange_order order = g->orders[slot_of(g, handed + 1)];
+    const struct exchange_order order = *order_of(g, handed + 1);
     pthread_mutex_unlock(&g->lock);
     good = (!more || hand_over(g, &order, e)) && look(g, handed + more, e);
     pthread_mutex_lock(&g->lock);
@@ -347,7 +351,10 @@ static bool start(struct engine *g, struct error *e) {
   pthread_cond_init(&g->thread_wake, NULL);
   pthread_cond_init(&g->caller_wake, NULL);
   const bool started = comm_start_thread(&g->thread, engine_run, g, "exchanges' thread", e);
-  if (!comm_agree(g->comm, started, e)) return false; /* a thread that waits for the others may be left: the process ends */
+  if (!comm_agree(g->comm, started, e)) {
+    g->abandoned = started; /* a thread that waits for the others: the process ends */
+    return false;
+  }
   pthread_mutex_lock(&g->lock);
   while (!g->joined && !g->failed) pthread_cond_wait(&g->caller_wake, &g->lock);
   const bool joined = g->joined;
@@ -373,7 +380,7 @@ static void *nccl_open(struct comm *c, const struct comm_device *device, int mos
   if (comm_agree(c, allocate(g, device, e), e) && meeting_open(&g->meeting, c, 2 * (c->world - 1), e) && own_devices(g, e) &&
       share_id(g, e) && start(g, e))
     return g;
-  discard(g);
+  if (!g->abandoned) discard(g);
   return NULL;
 }
 
@@ -389,7 +396,7 @@ static void nccl_begin(void *state, const struct exchange_order *order) {
   struct engine *g = state;
   g->links->ready(g->link, slot_of(g, order->ticket));
   pthread_mutex_lock(&g->lock);
-  g->orders[slot_of(g, order->ticket)] = *order;
+  *order_of(g, order->ticket) = *order;
   g->begun = order->ticket;
   pthread_cond_signal(&g->thread_wake);
   pthread_mutex_unlock(&g->lock);

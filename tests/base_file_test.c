@@ -185,6 +185,7 @@ TEST(make_and_remove) {
   CHECK(!file_make_folder("", ERROR_DATA, &e));
   CHECK(file_make_parent(at("x/p/q/file"), ERROR_DATA, &e) && file_exists(at("x/p/q")) && !file_exists(at("x/p/q/file")));
   CHECK(file_make_parent("file", ERROR_DATA, &e) && file_make_parent("/file", ERROR_DATA, &e) && !file_exists("file"));
+  CHECK(file_make_parent(at("x/r/s//"), ERROR_DATA, &e) && file_exists(at("x/r")) && !file_exists(at("x/r/s")));
   CHECK(!file_make_parent(at("x/y/f/file"), ERROR_DATA, &e));
   char other[300];
   snprintf(other, sizeof other, "%s/x/p/new", root);

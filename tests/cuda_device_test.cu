@@ -5,6 +5,10 @@
 #include "kernels/cuda/cuda.h"
 #include "tests/test.h"
 
+extern "C" {
+#include "comm/exchange.h"
+}
+
 static const struct cuda_model_machine usual = cuda_model_machine;
 
 static void check_refused(const char *backend, const char *message, const char *hint) {
@@ -33,6 +37,14 @@ TEST(machines_it_does_not_open_on) {
   cuda_model_machine.minor = 6;
   check_refused("sm90", "with 8.6", "cpu");
   check_refused("sm110", "\"sm110\"", "");
+}
+
+/* Several ranks alone exchange something: neither one nor a device that no world has. */
+TEST(memory_for_exchanges) {
+  struct error e = {};
+  struct device *d = cuda_model_open("sm90", &e);
+  for (int world = 0; world < 3; world++) CHECK((comm_exchange_staging_bytes(d, world) > 0) == (world > 1) && (comm_exchange_own_bytes(d, world) > 0) == (world > 1));
+  d->k->close(d);
 }
 
 TEST(memory_and_copies) {
@@ -125,6 +137,7 @@ TEST(what_it_refuses) {
 
 int main(void) {
   RUN(machines_it_does_not_open_on);
+  RUN(memory_for_exchanges);
   RUN(memory_and_copies);
   RUN(events);
   RUN(faults);

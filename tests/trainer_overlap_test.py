@@ -9,7 +9,7 @@ import os
 import re
 import sys
 
-from fp4d import BUILD, COMMUNICATION, DIVERGED, DONE, SOON, Place, check, main
+from fp4d import BUILD, COMMUNICATION, DIVERGED, DONE, PREEMPTED, SOON, Place, check, main
 
 place = Place(program=os.path.join(BUILD, "tests", "trainer_overlap_main"), **{"train.updates": 4, "optimizer.warmup_updates": 1})
 LAYERS, BLOCK = 2, 9  # and parameters of a block
@@ -102,6 +102,14 @@ def held(number, where, update):
 
 
 def test_held_sum(): held(AN_UPDATE + 2, "reduce gradients", 2)
+def test_held_after_a_resume():
+    """The first update after one has a start's limit: it loads and connects as much."""
+    limits = {"limits.heartbeat_s": 2.5, "limits.start_s": 4, "limits.update_s": 2}
+    place.train("hold-resumed", {**QUIET, "run.stop_after_update": 1}, 2).expect(PREEMPTED)
+    out = place.train("hold-resumed", {**QUIET, **limits}, 2, environment={"FP4D_TEST_HOLD": "1 2"})
+    out.expect(COMMUNICATION, r"in 'reduce gradients' of update 2 for \d+\.\d s \(limit 4 s\)")
+
+
 def test_held_copy(): held(AN_UPDATE + LAYERS + 2 + 2, "gather weights", 3)
 
 

@@ -130,9 +130,9 @@ static void check_gpu_memory(struct report *r, const struct config *c, int threa
       snprintf(to + strlen(to), sizeof fits - strlen(to), "%s%s (%.0f GB)", to[0] ? ", " : "", all[i].name, all[i].memory_bytes / 1e9);
     }
     if (fits[0]) {
-      say_ok("memory", "%.3f GB a rank fit %s by the data sheet%s%s", gigabytes(need), fits, small[0] ? ", not " : "", small);
+      say_ok("memory", "%.3f GB a rank fit %s%s%s", gigabytes(need), fits, small[0] ? ", not " : "", small);
     } else {
-      error_set(&e, ERROR_SYSTEM, "a rank needs %.3f GB, more than has %s by the data sheet", gigabytes(need), small);
+      error_set(&e, ERROR_SYSTEM, "a rank needs %.3f GB, more than %s has", gigabytes(need), small);
       error_hint(&e, "a smaller train.local_batch, train.recompute: all or more ranks; `fp4d plan` shows where it goes");
       say_problem(r, "memory", &e);
     }

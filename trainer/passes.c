@@ -12,7 +12,7 @@
 static void stand(struct passes *p, enum phase phase, const char *operation) {
   const struct run *run = p->run;
   timeline_enter(&p->time, phase);
-  comm_enter(run->comm, run->update == 0 && run->applied == 0 ? COMM_START : COMM_UPDATE, operation, run->update + 1);
+  comm_enter(run->comm, run->update == p->first ? COMM_START : COMM_UPDATE, operation, run->update + 1);
 }
 
 void passes_enter(struct passes *p, enum phase phase) {
@@ -21,10 +21,14 @@ void passes_enter(struct passes *p, enum phase phase) {
   stand(p, phase, operations[phase]);
 }
 
-static void on_model_phase(void *context, enum model_phase phase) { passes_enter(context, timeline_of_model(phase)); }
+/* A validation's forwards are no phases of an update. */
+static void on_model_phase(void *context, enum model_phase phase) {
+  struct passes *p = context;
+  if (p->time.running) passes_enter(p, timeline_of_model(phase));
+}
 
 bool passes_open(struct passes *p, struct run *run, struct error *e) {
-  *p = (struct passes){.run = run};
+  *p = (struct passes){.run = run, .first = run->update};
   model_on_phase(run->model, on_model_phase, p);
   return timeline_make(&p->time, run->device, run->accumulation, model_unit_number(run->model), e);
 }

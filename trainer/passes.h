@@ -17,6 +17,7 @@
 
 struct passes {
   struct run *run;
+  int64_t first; /* updates that were done before: the next one has the limits of a start */
   struct timeline time;
   bool failed; /* in the midst of a pass, with this error */
   struct error failure;

@@ -189,8 +189,7 @@ static void print_machine(FILE *out, const struct config *c, const struct machin
   const double left = m->memory_bytes - memory;
   print_peaks(out, m);
   if (left >= 0)
-    fprintf(out, "  a rank's %.1f GB fit, %.1f GB are left%s\n", memory / 1e9, left / 1e9,
-            m->domain > 1 ? " (the driver and NCCL take a few)" : "");
+    fprintf(out, "  a rank's %.1f GB fit, %.1f GB are left\n", memory / 1e9, left / 1e9);
   else
     fprintf(out, "  a rank's %.1f GB DO NOT FIT: %.1f GB too many\n", memory / 1e9, -left / 1e9);
   fprintf(out, "  roofline of one update, milliseconds on each rank\n  %5s %6s %9s %9s %9s", m->domain > 1 ? "GPUs" : "ranks", "passes", "linears", "attention", "head");

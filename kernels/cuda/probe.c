@@ -83,7 +83,8 @@ bool gpu_cublaslt_version(char *text, int size, struct error *e) {
 bool gpu_nccl_version(char *text, int size, struct error *e) {
   const struct cuda_nccl *library = cuda_nccl_open(e);
   int v = 0;
-  if (!library || library->GetVersion(&v) != NCCL_SUCCESS) return false;
+  if (!library) return false;
+  if (library->GetVersion(&v) != NCCL_SUCCESS) return error_set(e, ERROR_DEVICE, "NCCL does not tell its version");
   snprintf(text, (size_t)size, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
   return true;
 }
