@@ -74,11 +74,11 @@ template <typename P, typename G> struct elements {
 
 template <bool MASTER, bool ALIGNED, typename P, typename G>
 CUDA_INLINE void elements_load(struct elements<P, G> &x, const struct adamw_tensor &t, int64_t i, int64_t end) {
-  if (MASTER) warp_load<ALIGNED>(x.master, t.master, i, end);
-  else warp_load<ALIGNED>(x.param, (const P *)t.param, i, end);
-  warp_load<ALIGNED>(x.m, t.m, i, end);
-  warp_load<ALIGNED>(x.v, t.v, i, end);
-  warp_load<ALIGNED>(x.grad, (const G *)t.grad, i, end);
+  if (MASTER) flat_load<ALIGNED>(x.master, t.master, i, end);
+  else flat_load<ALIGNED>(x.param, (const P *)t.param, i, end);
+  flat_load<ALIGNED>(x.m, t.m, i, end);
+  flat_load<ALIGNED>(x.v, t.v, i, end);
+  flat_load<ALIGNED>(x.grad, (const G *)t.grad, i, end);
 }
 
 template <bool MASTER, bool ALIGNED, typename P, typename G>
@@ -103,8 +103,8 @@ CUDA_INLINE void elements_update(struct elements<P, G> &x, const struct update &
   }
   pack(x.m, m);
   pack(x.v, v);
-  warp_store<ALIGNED>(t.m, i, end, x.m);
-  warp_store<ALIGNED>(t.v, i, end, x.v);
+  flat_store<ALIGNED>(t.m, i, end, x.m);
+  flat_store<ALIGNED>(t.v, i, end, x.v);
   if (u.inverse1 > 0.0f && sizes_are_ordinary(sizes)) {
 #pragma unroll
     for (int e = 0; e < VECTOR; e++) m[e] = quotient(divide(m[e], a.bias1, u.inverse1), root(divide(v[e], a.bias2, u.inverse2)) + a.eps);
@@ -124,10 +124,10 @@ CUDA_INLINE void elements_update(struct elements<P, G> &x, const struct update &
     for (int e = 0; e < VECTOR; e++) w[e] = bf16_decode(bf16_encode_stochastic(w[e], field[e]));
   }
   pack(x.param, w);
-  warp_store<ALIGNED>((P *)t.param, i, end, x.param);
+  flat_store<ALIGNED>((P *)t.param, i, end, x.param);
   if (MASTER) {
     pack(x.master, w);
-    warp_store<ALIGNED>(t.master, i, end, x.master);
+    flat_store<ALIGNED>(t.master, i, end, x.master);
   }
   if (!u.measured) return;
   const int have = end - i < VECTOR ? (int)(end - i) : (int)VECTOR;

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(THREADS)
   for (int64_t first = begin + (int64_t)threadIdx.x * VECTOR; first < end; first += AHEAD * REDUCE_LANES) {
     packed<T, VECTOR> held[AHEAD];
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++) warp_load<ALIGNED>(held[k], x, first + k * REDUCE_LANES, end);
+    for (int k = 0; k < AHEAD; k++) flat_load<ALIGNED>(held[k], x, first + k * REDUCE_LANES, end);
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       float v[VECTOR];
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(THREADS)
   for (int64_t first = begin + (int64_t)threadIdx.x * VECTOR; first < end; first += REDUCE_LANES) {
     packed<T, VECTOR> held;
     float v[VECTOR];
-    warp_load<ALIGNED>(held, x, first, end);
+    flat_load<ALIGNED>(held, x, first, end);
     unpack(v, held);
 #pragma unroll
     for (int e = 0; e < VECTOR; e++) lane[e] = lane[e] + (double)v[e]; /* of one that is not there: 0 */

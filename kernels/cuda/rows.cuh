@@ -174,48 +174,6 @@ template <bool ALIGNED, typename T, int N> CUDA_INLINE void flat_store(T *x, int
   else row_store<false>(x, i, n, p);
 }
 
-/* The same for a warp whose lanes have N consecutive elements each, one lane after the other.
- * Eight FP32 elements are two pieces of 16 bytes, half a sector each: neighbours trade one, so
- * that what one instruction moves are whole sectors. */
-template <bool ALIGNED, typename T, int N> CUDA_INLINE void warp_load(packed<T, N> &p, const T *x, int64_t i, int64_t n) {
-  if constexpr (sizeof(T) == 4 && N == 8 && ALIGNED) {
-    if (i - threadIdx.x % 32 * N + 32 * N <= n) { /* all 32 lanes are here */
-      const bool odd = threadIdx.x % 2;
-      const T *pair = x + i - (odd ? N : 0) + (odd ? 4 : 0); /* pieces 0 and 2 of the pair's four, or 1 and 3 */
-      uint32_t low[4], high[4];
-      words_load<true>(low, pair);
-      words_load<true>(high, pair + N);
-#pragma unroll
-      for (int w = 0; w < 4; w++) {
-        const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, odd ? low[w] : high[w], 1);
-        p.word[w] = odd ? other : low[w];
-        p.word[w + 4] = odd ? high[w] : other;
-      }
-      return;
-    }
-  }
-  flat_load<ALIGNED>(p, x, i, n);
-}
-template <bool ALIGNED, typename T, int N> CUDA_INLINE void warp_store(T *x, int64_t i, int64_t n, const packed<T, N> &p) {
-  if constexpr (sizeof(T) == 4 && N == 8 && ALIGNED) {
-    if (i - threadIdx.x % 32 * N + 32 * N <= n) {
-      const bool odd = threadIdx.x % 2;
-      T *pair = x + i - (odd ? N : 0) + (odd ? 4 : 0);
-      uint32_t low[4], high[4];
-#pragma unroll
-      for (int w = 0; w < 4; w++) {
-        const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, odd ? p.word[w] : p.word[w + 4], 1);
-        low[w] = odd ? other : p.word[w];
-        high[w] = odd ? p.word[w + 4] : other;
-      }
-      words_store<true>(pair, low);
-      words_store<true>(pair + N, high);
-      return;
-    }
-  }
-  flat_store<ALIGNED>(x, i, n, p);
-}
-
 /* Are all these (NULL allowed) multiples of 16 bytes, and rows of n multiples of N? */
 template <typename... Pointers> static inline bool cuda_whole(int64_t n, int64_t vector, Pointers... pointers) {
   const uintptr_t all[] = {(uintptr_t)pointers...};
