@@ -264,6 +264,9 @@ struct kernels {
   /* What the device computes with, for the run's record: "2 threads, contractions
    * by amx-bf16". */
   void (*describe)(const struct device *d, char *text, int size);
+  /* Where a library chooses how a contraction is computed: each one so far and what was
+   * chosen, in words.  The same words are the same order of sums.  NULL: nothing is chosen. */
+  void (*choices)(const struct device *d, void (*take)(void *context, const char *contraction, const char *choice), void *context);
 
   /* NULL when the backend executes this encoding as an operand of this view
    * of a contraction, else why not, as words that follow "mxfp4/...: ". */

@@ -29,7 +29,11 @@ enum cublasLtMatmulAlgoConfigAttributes_t {
   CUBLASLT_ALGO_CONFIG_TILE_ID,
   CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
   CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-  CUBLASLT_ALGO_CONFIG_STAGES_ID = 6
+  CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
+  CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
+  CUBLASLT_ALGO_CONFIG_STAGES_ID,
+  CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID,
+  CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID
 };
 
 typedef struct double_handle {
@@ -148,8 +152,9 @@ struct cuda_cublaslt {
   }
   static cublasStatus_t MatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *a, cublasLtMatmulAlgoConfigAttributes_t which, void *value, size_t bytes,
                                                      size_t *written) {
-    memset(value, 0, bytes);
-    if (which == CUBLASLT_ALGO_CONFIG_TILE_ID) memcpy(value, &a->tile, sizeof a->tile);
+    if (bytes != (which >= CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ? 2 : 4)) return CUBLAS_STATUS_INVALID_VALUE;
+    const uint32_t v = which == CUBLASLT_ALGO_CONFIG_TILE_ID ? a->tile : 100 + which;
+    memcpy(value, &v, bytes);
     *written = bytes;
     return CUBLAS_STATUS_SUCCESS;
   }

@@ -9,12 +9,14 @@
 #define cuda_contract_open gemm_open
 #define cuda_contract_close gemm_close
 #define cuda_contract_describe gemm_describe
+#define cuda_contract_choices gemm_choices
 #define cuda_contract_scratch_bytes gemm_scratch_bytes
 extern "C" {
 void gemm_contract(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b, const struct matrix *add);
 bool gemm_open(struct cuda_device *d, struct error *e);
 void gemm_close(struct cuda_device *d);
 void gemm_describe(const struct cuda_device *d, char *text, int size);
+void gemm_choices(const struct device *d, void (*take)(void *context, const char *contraction, const char *choice), void *context);
 int64_t gemm_scratch_bytes(const struct cuda_device *d, const struct extent *x);
 }
 #include "kernels/cuda/gemm.cu"
@@ -190,6 +192,63 @@ TEST(choices_are_kept) {
   close_subject(&s);
 }
 
+struct said {
+  int n;
+  char contraction[16][512], choice[512];
+};
+
+static void note(void *context, const char *contraction, const char *choice) {
+  struct said *s = static_cast<struct said *>(context);
+  snprintf(s->contraction[s->n++], sizeof s->contraction[0], "%s", contraction);
+  snprintf(s->choice, sizeof s->choice, "%s", choice);
+}
+
+/* Each product under a name of its own, with all that the library has of its algorithm; a second device says the same. */
+TEST(choices_are_told) {
+  struct said said[2] = {};
+  for (struct said &one : said) {
+    struct subject s = open_subject();
+    gemm_choices(s.r.gpu, note, &one);
+    CHECK_EQ_I64(one.n, 0);
+    const struct product_case plain = {8, 24, 16, DTYPE_BF16, DTYPE_F32, VIEW_ROW, VIEW_COLUMN, ADD_NONE};
+    check_exact(&s, &plain);
+    for (int i = 0; i < 9; i++) {
+      struct product_case c = plain;
+      if (i < 3) *(i == 0 ? &c.m : i == 1 ? &c.n : &c.k) *= 2;
+      if (i == 3) c.operands = DTYPE_F32;
+      if (i == 4) c.out = DTYPE_BF16;
+      if (i == 5) c.view_a = VIEW_COLUMN;
+      if (i == 6) c.view_b = VIEW_ROW;
+      if (i > 6) c.add = i == 7 ? ADD_OUT : ADD_SAME_TYPE;
+      check_exact(&s, &c);
+    }
+    gemm_choices(s.r.gpu, note, &one);
+    close_subject(&s);
+  }
+  CHECK_EQ_I64(said[0].n, 10);
+  for (int i = 0; i < 10; i++) {
+    CHECK_STR(said[0].contraction[i], said[1].contraction[i]);
+    for (int j = 0; j < i; j++) CHECK(strcmp(said[0].contraction[i], said[0].contraction[j]) != 0);
+  }
+  CHECK_STR(said[0].contraction[0], "bf16 [8, 24, 16] row x column to fp32");
+  CHECK_STR(said[0].contraction[8], "bf16 [8, 24, 16] row x column to fp32, added to it");
+  CHECK_STR(said[0].choice, said[1].choice);
+  const char *const from = strchr(said[0].choice, ':');
+  CHECK(strncmp(said[0].choice, "cuBLASLt 13.1.2 on ", 19) == 0 && from);
+  CHECK_STR(from, ": algorithm 100, tile 20, stages 106, splits of K 102, scheme 103, swizzle 104, option 105, inner shape 107, cluster 108, 33554432 bytes");
+}
+
+/* Part of a larger matrix is another product, by its rows and by its alignment. */
+TEST(names_tell_leads_and_alignments) {
+  char text[TEXT];
+  struct cuda_product_key k = {8, 24, 16, 16, DTYPE_BF16, DTYPE_BF16, VIEW_ROW, VIEW_ROW, 1, 256, 256, 256, 256};
+  product_text(&k, text);
+  CHECK_STR(text, "bf16 [8, 24, 16] row x row to bf16, added to it");
+  k.view_a = VIEW_COLUMN, k.lead_a = 32, k.align_out = 4;
+  product_text(&k, text);
+  CHECK_STR(text, "bf16 [8, 24, 16] column x row, of 32 rows to bf16, added to it, aligned to 256, 256, 256, 4 bytes");
+}
+
 /* Of what can be run: the preferred tile for a large BF16 product, else the heuristic's first. */
 TEST(large_products_prefer_a_tile) {
   struct subject s = open_subject();
@@ -260,6 +319,8 @@ int main(void) {
   RUN(results_by_way_of_fp32_in_pieces);
 #ifdef FP4D_CUDA_MODEL
   RUN(choices_are_kept);
+  RUN(choices_are_told);
+  RUN(names_tell_leads_and_alignments);
   RUN(large_products_prefer_a_tile);
   RUN(alignment_is_told);
   RUN(a_product_without_algorithm_is_a_fault);

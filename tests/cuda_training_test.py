@@ -72,6 +72,25 @@ def test_memory_is_as_planned():
     check(not any("device_memory_bytes" in r for r in place.lines("gpu", "update")[1:]), "said once")
 
 
+def test_choices_of_contractions():
+    """On record with a process' first update; a resume chooses alike, and says where it does not."""
+    run("gpu", BACKEND)
+    first, *others = place.lines("gpu", "update")
+    check(first["contractions"] and all(re.match(r"(bf16 )?\[\d+, \d+, \d+\]", c) for c in first["contractions"]), "by product", str(first))
+    check(not any("contractions" in r for r in others), "said once")
+    place.train("chosen", {"run.backend": BACKEND, "run.stop_after_update": UPDATES // 2}).expect(PREEMPTED)
+    path = place.at("chosen", "metrics.jsonl")
+    with open(path) as f:
+        text = f.read()
+    product, choice = next(iter(first["contractions"].items()))
+    with open(path, "w") as f:
+        f.write(text.replace(json.dumps(choice), '"another"', 1))
+    out = place.run("chosen", {"run.backend": BACKEND})
+    check(f"1 of {len(first['contractions'])} contractions are computed otherwise than before this start, as {product}: {choice}, before another;"
+          in out.text, "the one that changed", out.text)
+    same(first["contractions"], place.lines("chosen", "update")[UPDATES // 2]["contractions"], "the resume chose as the run did")
+
+
 def ranks(name, np, gpus, **more):
     return place.train(name, {"run.backend": BACKEND, **more}, np, environment={"FP4D_MODEL_GPUS": str(gpus), "NCCL_NVLS_ENABLE": "0"})
 

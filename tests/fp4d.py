@@ -332,9 +332,9 @@ class Place:
         return [r for r in records if kind is None or r["kind"] == kind]
 
     def updates(self, name):
-        """What each update computed, without times."""
+        """What each update computed, without times and what a process says once."""
         timed = ("seconds", "exchange_wait_ms", "data_wait_ms", "tokens_per_second", "tokens_per_second_per_rank", "mfu",
-                 "device_memory_bytes")
+                 "device_memory_bytes", "contractions")
         return [{k: v for k, v in r.items() if k not in timed} for r in self.lines(name, "update")]
 
     def column(self, name, key):

@@ -157,6 +157,27 @@ TEST(saves_beside_training) {
 }
 
 /* A FIFO in its place must not be waited for. */
+/* The newest of what is kept; none of what is cut away. */
+TEST(contractions_of_what_is_kept) {
+  struct error e;
+  struct record_file *f = begin(0);
+  CHECK(record_contractions(f) == NULL);
+  for (int64_t u = 1; u <= 6; u++) {
+    json_t *o = json_object();
+    record_text(o, "kind", "update");
+    record_integer(o, "update", u);
+    if (u % 2 == 0) json_object_set_new(o, "contractions", json_integer(u));
+    CHECK(record_write(f, o, &e));
+  }
+  record_close(f);
+  static const int64_t newest[][2] = {{6, 6}, {5, 4}, {2, 2}, {1, 0}};
+  for (size_t i = 0; i < sizeof newest / sizeof *newest; i++) {
+    f = begin(newest[i][0]);
+    CHECK_EQ_I64(json_integer_value(record_contractions(f)), newest[i][1]);
+    record_close(f);
+  }
+}
+
 TEST(no_regular_file) {
   char path[128];
   struct error e = {0};
@@ -192,6 +213,7 @@ int main(void) {
   RUN(a_torn_last_line_is_dropped);
   RUN(damaged_lines);
   RUN(saves_beside_training);
+  RUN(contractions_of_what_is_kept);
   RUN(no_regular_file);
   RUN(a_folder_serves_one_run_at_a_time);
   struct error e;

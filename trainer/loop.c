@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/exchange.h"
+#include "trainer/choices.h"
 #include "trainer/control.h"
 #include "trainer/evaluate.h"
 #include "trainer/optimizer.h"
@@ -251,7 +252,9 @@ static bool one_update(struct loop *l, struct error *e) {
       .elapsed = clock_seconds() - l->started,
       .done = update - l->first_update + 1,
   };
-  if (!write_record(l, report_record(run, &report), e)) return false;
+  json_t *record = report_record(run, &report);
+  if (l->records) choices_compare(record_contractions(l->records), json_object_get(record, "contractions"));
+  if (!write_record(l, record, e)) return false;
   if (run->rank == 0) report_line(run, &report);
   if (judgement.verdict == VERDICT_HALT) {
     error_set(e, ERROR_DIVERGED, "update %" PRId64 ": %s", update, judgement.reason);

@@ -18,6 +18,7 @@ struct record_file {
   FILE *out;
   int lock;
   char path[1024];
+  json_t *contractions;
 };
 
 json_t *record_number(double value) {
@@ -46,7 +47,8 @@ char *record_dump(const json_t *object) { return json_dumps(object, JSON_REAL_PR
 /* What a resume from `update` keeps: everything before the first record of a later update
  * that is not damage at the end, and from there on the lines of its checkpoints, which go
  * to `saves`.  A damaged line among good ones is kept, and said. */
-static bool kept_length(const char *path, int64_t update, int64_t *bytes, FILE *saves, struct error *e) {
+static bool kept_length(struct record_file *f, int64_t update, int64_t *bytes, FILE *saves, struct error *e) {
+  const char *path = f->path;
   *bytes = 0;
   FILE *in = fopen(path, "r");
   if (!in) {
@@ -65,6 +67,11 @@ static bool kept_length(const char *path, int64_t update, int64_t *bytes, FILE *
     beyond |= record && json_integer_value(at) > update;
     /* A checkpoint that was saved beside training is on record after later updates. */
     if (beyond && save && json_integer_value(at) <= update) good = fwrite(line, 1, (size_t)n, saves) == (size_t)n;
+    json_t *contractions = json_object_get(object, "contractions");
+    if (contractions && !beyond) {
+      json_decref(f->contractions);
+      f->contractions = json_incref(contractions);
+    }
     json_decref(object);
     if (beyond) continue;
     position += n;
@@ -124,7 +131,7 @@ bool record_begin(struct record_file *f, int64_t update, struct error *e) {
   size_t n = 0;
   FILE *saves = open_memstream(&text, &n);
   bool good = saves || error_set(e, ERROR_SYSTEM, "out of memory");
-  good = good && (update == 0 || kept_length(f->path, update, &bytes, saves, e));
+  good = good && (update == 0 || kept_length(f, update, &bytes, saves, e));
   if (saves && fclose(saves) != 0 && good) good = error_set(e, ERROR_SYSTEM, "out of memory");
   if (good) {
     f->out = fopen(f->path, "a");
@@ -144,8 +151,11 @@ bool record_write(struct record_file *f, json_t *object, struct error *e) {
   return good || error_errno(e, ERROR_SYSTEM, "cannot write %s", f->path);
 }
 
+const json_t *record_contractions(const struct record_file *f) { return f->contractions; }
+
 void record_close(struct record_file *f) {
   if (!f) return;
+  json_decref(f->contractions);
   if (f->out) fclose(f->out);
   if (f->lock >= 0) close(f->lock);
   free(f);

@@ -26,6 +26,9 @@ struct record_file *record_open(const char *folder, struct error *e);
  * last line) are cut away; update 0 empties the file. */
 bool record_begin(struct record_file *f, int64_t update, struct error *e);
 
+/* The newest "contractions" among the lines that record_begin kept; NULL: none. */
+const json_t *record_contractions(const struct record_file *f);
+
 /* Appends an object and flushes; takes the reference to `object`. */
 bool record_write(struct record_file *f, json_t *object, struct error *e);
 void record_close(struct record_file *f);

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "comm/exchange.h"
 #include "data/tokenizer.h"
+#include "trainer/choices.h"
 #include "trainer/plan.h"
 #include "trainer/version.h"
 
@@ -126,6 +127,8 @@ json_t *report_record(const struct run *run, const struct update_report *r) {
     record_integer(memory, "total", total);
     json_object_set_new(o, "device_memory_bytes", memory);
   }
+  json_t *contractions = r->done == 1 ? choices_object(run->device) : NULL;
+  if (contractions) json_object_set_new(o, "contractions", contractions);
   return o;
 }
 

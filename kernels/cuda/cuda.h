@@ -182,6 +182,7 @@ int64_t cuda_attention_scratch_bytes(const struct extent *x);
 bool cuda_contract_open(struct cuda_device *d, struct error *e);
 void cuda_contract_close(struct cuda_device *d);
 void cuda_contract_describe(const struct cuda_device *d, char *text, int size);
+void cuda_contract_choices(const struct device *d, void (*take)(void *context, const char *contraction, const char *choice), void *context);
 int64_t cuda_contract_scratch_bytes(const struct cuda_device *d, const struct extent *x);
 void cuda_contract(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b,
                    const struct matrix *add);

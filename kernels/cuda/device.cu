@@ -157,6 +157,7 @@ struct kernels shared_table(const char *backend) {
   k.backend = backend;
   k.links = &cuda_links;
   k.describe = describe;
+  k.choices = cuda_contract_choices;
   k.refuse_encoding = cuda_refuse_encoding;
   k.refuse_attention = cuda_refuse_attention;
   k.refuse_extent = cuda_refuse_extent;

@@ -14,9 +14,10 @@
  * Sums are FP32 (no TF32 for FP32 operands).  The algorithm of a product depends on
  * its shape, views, types and pointers' alignment alone: of those that the library's
  * heuristic names for them and that do not reduce in place or in the output's type the
- * first, or of a large BF16 product the first with PREFERRED_TILE; so a run has the same
- * bits again on the same GPU model with the same library version, which the run's record
- * has.  It is chosen at the product's first use.
+ * first, or of a large BF16 product the first with PREFERRED_TILE; so a run, and what
+ * goes on with it, has the same bits on the same GPU model with the same library version:
+ * nothing is timed.  It is chosen at the product's first use; cuda_contract_choices tells
+ * what was, for the run's record.
  *
  * Types that the library does not write (a BF16 result of FP32 operands, an FP32
  * addend of a BF16 result) take a way by FP32 results in scratch, some rows at a time.
@@ -129,20 +130,47 @@ uint32_t tile_of(const struct cuda_cublaslt *lt, const cublasLtMatmulAlgo_t *alg
   return tile;
 }
 
-/* What start-up's log says of a choice. */
-void log_choice(const struct cuda_cublaslt *lt, const struct cuda_product *p) {
-  int32_t id = -1, splits = 1;
-  uint32_t stages = 0, scheme = 0;
-  size_t written;
-  lt->MatmulAlgoConfigGetAttribute(&p->algorithm, CUBLASLT_ALGO_CONFIG_ID, &id, sizeof id, &written);
-  lt->MatmulAlgoConfigGetAttribute(&p->algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID, &stages, sizeof stages, &written);
-  lt->MatmulAlgoConfigGetAttribute(&p->algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits, sizeof splits, &written);
-  lt->MatmulAlgoConfigGetAttribute(&p->algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme, &written);
-  const struct cuda_product_key *k = &p->key;
-  log_debug("contract %s [%lld, %lld, %lld] %s x %s to %s%s: algorithm %d, tile %u, stages %u, %d splits of K (scheme %u), %zu bytes",
-            dtype_name(k->operands), static_cast<long long>(k->m), static_cast<long long>(k->n), static_cast<long long>(k->k),
-            k->view_a == VIEW_ROW ? "row" : "column", k->view_b == VIEW_ROW ? "row" : "column", dtype_name(k->out),
-            k->add ? ", added" : "", id, tile_of(lt, &p->algorithm), stages, splits, scheme, p->workspace);
+enum { TEXT = 512 };
+
+/* A product in words, no two alike: what is usual is left out. */
+void product_text(const struct cuda_product_key *k, char text[TEXT]) {
+  static const char *const added[] = {"", ", added to it", ", added to another"};
+  char lead[32] = "", aligned[64] = "";
+  if (k->lead_a != (k->view_a == VIEW_ROW ? k->k : k->m)) snprintf(lead, sizeof lead, ", of %lld rows", static_cast<long long>(k->lead_a));
+  if (k->align_a < 256 || k->align_b < 256 || k->align_add < 256 || k->align_out < 256)
+    snprintf(aligned, sizeof aligned, ", aligned to %u, %u, %u, %u bytes", k->align_a, k->align_b, k->align_add, k->align_out);
+  snprintf(text, TEXT, "%s [%lld, %lld, %lld] %s x %s%s to %s%s%s", dtype_name(k->operands), static_cast<long long>(k->m),
+           static_cast<long long>(k->n), static_cast<long long>(k->k), k->view_a == VIEW_ROW ? "row" : "column",
+           k->view_b == VIEW_ROW ? "row" : "column", lead, dtype_name(k->out), added[k->add], aligned);
+}
+
+/* All that makes an algorithm, and what it is one of: the library's version, the GPU. */
+void choice_text(const struct cuda_device *d, const struct cuda_product *p, char text[TEXT]) {
+  static const struct {
+    cublasLtMatmulAlgoConfigAttributes_t attribute;
+    const char *name;
+    size_t bytes;
+  } parts[] = {
+      {CUBLASLT_ALGO_CONFIG_ID, "algorithm", 4},
+      {CUBLASLT_ALGO_CONFIG_TILE_ID, "tile", 4},
+      {CUBLASLT_ALGO_CONFIG_STAGES_ID, "stages", 4},
+      {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, "splits of K", 4},
+      {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, "scheme", 4},
+      {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, "swizzle", 4},
+      {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, "option", 4},
+      {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, "inner shape", 2},
+      {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, "cluster", 2},
+  };
+  cuda_contract_describe(d, text, TEXT);
+  size_t n = strlen(text);
+  n += static_cast<size_t>(snprintf(text + n, TEXT - n, " on %s:", d->name));
+  for (const auto &part : parts) {
+    uint32_t value = 0; /* little-endian: two bytes are its lower ones */
+    size_t written;
+    if (d->gemm->lt->MatmulAlgoConfigGetAttribute(&p->algorithm, part.attribute, &value, part.bytes, &written) == CUBLAS_STATUS_SUCCESS)
+      n += static_cast<size_t>(snprintf(text + n, TEXT - n, " %s %u,", part.name, value));
+  }
+  snprintf(text + n, TEXT - n, " %zu bytes", p->workspace);
 }
 
 /* Of the heuristic's results the one that is taken; -1: none can be. */
@@ -191,7 +219,10 @@ bool choose_algorithm(struct cuda_device *d, struct cuda_product *p) {
   if (i < 0) return check(d, CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", k);
   p->algorithm = found[i].algo;
   p->workspace = found[i].workspaceSize;
-  log_choice(lt, p);
+  char product[TEXT], choice[TEXT];
+  product_text(k, product);
+  choice_text(d, p, choice);
+  log_debug("contract %s: %s", product, choice);
   return true;
 }
 
@@ -303,6 +334,16 @@ void cuda_contract_close(struct cuda_device *d) {
   if (g->handle) g->lt->Destroy(g->handle);
   free(g);
   d->gemm = NULL;
+}
+
+void cuda_contract_choices(const struct device *dd, void (*take)(void *context, const char *contraction, const char *choice), void *context) {
+  const struct cuda_device *d = cuda_of(dd);
+  for (int i = 0; i < d->gemm->count; i++) {
+    char product[TEXT], choice[TEXT];
+    product_text(&d->gemm->products[i].key, product);
+    choice_text(d, &d->gemm->products[i], choice);
+    take(context, product, choice);
+  }
 }
 
 void cuda_contract_describe(const struct cuda_device *d, char *text, int size) {

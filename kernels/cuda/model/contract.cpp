@@ -3,14 +3,18 @@
 
 #include <stdio.h>
 
+#include <set>
+#include <string>
+
 struct cuda_gemm {
   struct device *cpu;
+  std::set<std::string> products; /* in words */
 };
 
 bool cuda_contract_open(struct cuda_device *d, struct error *e) {
   struct device *cpu = device_open("cpu", 1, e);
   if (!cpu) return false;
-  d->gemm = new cuda_gemm{cpu};
+  d->gemm = new cuda_gemm{cpu, {}};
   return true;
 }
 
@@ -22,6 +26,10 @@ void cuda_contract_close(struct cuda_device *d) {
 
 void cuda_contract_describe(const struct cuda_device *, char *text, int size) {
   snprintf(text, static_cast<size_t>(size), "the CPU backend");
+}
+
+void cuda_contract_choices(const struct device *d, void (*take)(void *context, const char *contraction, const char *choice), void *context) {
+  for (const std::string &product : cuda_of(d)->gemm->products) take(context, product.c_str(), "the CPU backend");
 }
 
 int64_t cuda_contract_scratch_bytes(const struct cuda_device *d, const struct extent *x) {
@@ -36,6 +44,7 @@ int64_t cuda_contract_scratch_bytes(const struct cuda_device *d, const struct ex
 void cuda_contract(struct device *dd, struct matrix *out, const struct operand *a, const struct operand *b, const struct matrix *add) {
   struct cuda_device *d = cuda_of(dd);
   struct device *cpu = d->gemm->cpu;
+  d->gemm->products.insert("[" + std::to_string(out->rows) + ", " + std::to_string(out->cols) + ", " + std::to_string(a->cols) + "]");
   cuda_model_finish(d->stream); /* the CPU's is not put off */
   cpu->k->set_scratch(cpu, d->scratch, d->scratch_bytes);
   cuda_model_enter();
