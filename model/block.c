@@ -12,6 +12,11 @@ void block_normalise(struct model *m, const struct emission *out, struct matrix 
     k->add_rmsnorm_forward(m->d, out, residual_out, rstd, residual, delta, gain, eps);
 }
 
+static void quantise_attended(struct model *m, const struct block *b, struct emission *e) {
+  e->plain = NULL; /* `attended` is the plain view */
+  if (e->row || e->column) m->d->k->quantise(m->d, e, &b->attended);
+}
+
 void block_forward(struct model *m, struct block *b, const struct matrix *residual, const struct matrix *delta,
                    const struct pass *p) {
   const struct kernels *k = m->d->k;
@@ -31,8 +36,7 @@ void block_forward(struct model *m, struct block *b, const struct matrix *residu
   k->attention_forward(d, &b->attended, b->lse, p->again ? NULL : m->max_logit, seen, &b->qkv, &b->payload,
                        p->b->starts, shape);
   e = emission_of_x(m, out, true, p);
-  e.plain = NULL; /* `attended` is the plain view */
-  if (e.row || e.column) k->quantise(d, &e, &b->attended);
+  quantise_attended(m, b, &e);
   linear_forward(m, out, &m->delta);
 
   /* (4) residual -> next RMSNorm -> gate and up */
@@ -46,23 +50,39 @@ void block_forward(struct model *m, struct block *b, const struct matrix *residu
   if (!p->again) linear_forward(m, down, &m->delta);
 }
 
+/* X of a linear as wgrad reads it, from what the block keeps. */
+static void remake_x(struct model *m, struct block *b, enum linear_site site, const struct pass *again) {
+  struct emission e = emission_of_x(m, &b->linear[site], false, again);
+  switch (site) {
+    case LINEAR_QKV: block_normalise(m, &e, NULL, b->attention_rstd, &b->x_in, NULL, &b->attention_gain); break;
+    case LINEAR_OUT: quantise_attended(m, b, &e); break;
+    case LINEAR_GATE_UP: block_normalise(m, &e, NULL, b->ffn_rstd, &b->x_mid, NULL, &b->ffn_gain); break;
+    case LINEAR_DOWN: m->d->k->swiglu_forward(m->d, &e, &b->gate_up); break;
+    case LINEAR_SITES: break;
+  }
+}
+
+static void site_backward(struct model *m, struct block *b, enum linear_site site, struct matrix *dx,
+                          const struct pass *again) {
+  if (b->recompute == RECOMPUTE_BOUNDARIES) remake_x(m, b, site, again);
+  linear_backward(m, &b->linear[site], dx, m->fresh);
+}
+
 void block_backward(struct model *m, struct block *b, struct block *below, const struct pass *p) {
   const struct kernels *k = m->d->k;
   struct device *d = m->d;
   const struct attention_shape *shape = &m->extent.attention;
   struct linear *qkv = &b->linear[LINEAR_QKV], *out = &b->linear[LINEAR_OUT];
-  struct linear *gate_up = &b->linear[LINEAR_GATE_UP], *down = &b->linear[LINEAR_DOWN];
+  struct linear *gate_up = &b->linear[LINEAR_GATE_UP];
 
-  if (b->recompute) {
-    struct pass again = {.b = p->b, .training = true, .again = true};
-    block_forward(m, b, &b->x_in, NULL, &again);
-  }
+  const struct pass again = {.b = p->b, .training = true, .again = true};
+  if (b->recompute == RECOMPUTE_ALL) block_forward(m, b, &b->x_in, NULL, &again);
 
   /* (3) gated FFN */
-  linear_backward(m, down, &m->d_act, m->fresh);
+  site_backward(m, b, LINEAR_DOWN, &m->d_act, &again);
   struct emission e = emission_of_dy(m, gate_up, b->layer, p);
   k->swiglu_backward(d, &e, &m->d_act, &b->gate_up);
-  linear_backward(m, gate_up, &m->d_normed, m->fresh);
+  site_backward(m, b, LINEAR_GATE_UP, &m->d_normed, &again);
 
   /* (4) RMSNorm; the stream's gradient is the dY of the output projection */
   e = emission_of_dy(m, out, b->layer, p);
@@ -70,7 +90,7 @@ void block_backward(struct model *m, struct block *b, struct block *below, const
   k->add_rmsnorm_backward(d, &e, &b->d_ffn_gain, &m->d_normed, &m->d_residual, &b->x_mid, b->ffn_rstd, &b->ffn_gain);
 
   /* (2) output projection <- attention <- RoPE */
-  linear_backward(m, out, &m->d_attended, m->fresh);
+  site_backward(m, b, LINEAR_OUT, &m->d_attended, &again);
   const struct attention_formats *formats = &b->payload.formats;
   const struct attention_gradient *g = attention_format_plain(formats->d_out) ? NULL : &m->attention_gradient;
   if (g) k->attention_gradient(d, g, m->attention_counts, &m->d_attended, &b->attended, b->lse, formats, shape);
@@ -78,7 +98,7 @@ void block_backward(struct model *m, struct block *b, struct block *below, const
                         p->b->starts, shape);
   e = emission_of_dy(m, qkv, b->layer, p);
   k->rope_backward(d, &e, &m->d_qkv, m->cos_sin, shape);
-  linear_backward(m, qkv, &m->d_normed, m->fresh);
+  site_backward(m, b, LINEAR_QKV, &m->d_normed, &again);
 
   /* (1) RMSNorm; the stream's gradient is the dY of `down` in the block below */
   if (below)

@@ -46,6 +46,8 @@ static bool blocks_alike(const struct model *m, int a, int b) {
 /* The linears of blocks first..last (0-based), those with the same text on one line. */
 static void describe_blocks(const struct model *m, int first, int last, void (*line)(void *, const char *),
                             void *context) {
+  static const char *const recomputed[] = {
+      [RECOMPUTE_NONE] = "", [RECOMPUTE_BOUNDARIES] = "  wgrad x recomputed", [RECOMPUTE_ALL] = "  recomputed"};
   bool done[LINEAR_SITES] = {false};
   for (int site = 0; site < LINEAR_SITES; site++) {
     char mine[LINE], other[LINE], text[LINE];
@@ -61,7 +63,8 @@ static void describe_blocks(const struct model *m, int first, int last, void (*l
     }
     append(text, ": ");
     append(text, mine);
-    append(text, m->block[first].recompute ? "  recomputed  [" : "  [");
+    append(text, recomputed[m->block[first].recompute]);
+    append(text, "  [");
     append(text, m->d->k->backend);
     append(text, "]");
     line(context, text);

@@ -171,8 +171,8 @@ static struct attention_gradient attention_gradient_take(const struct model *m, 
   return g;
 }
 
-/* Of a block: what its backward reads. x_in is placed apart. */
-static void place_kept(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
+/* Of a block: what its contractions and attention write, and what normalises. x_in is placed apart. */
+static void place_outputs(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
   int64_t tokens = m->extent.tokens, hidden = m->config.hidden_size;
   b->attention_rstd = floats_take(a, c, tokens);
   b->ffn_rstd = floats_take(a, c, tokens);
@@ -183,7 +183,11 @@ static void place_kept(struct model *m, struct block *b, struct arena *a, enum a
   b->attended = matrix_take(a, c, m->type, tokens, b->linear[LINEAR_OUT].source.cols);
   b->gate_up = matrix_take(a, c, m->type, tokens, b->linear[LINEAR_GATE_UP].source.rows);
   b->linear[LINEAR_OUT].x.plain = b->attended;
-  if (!m->shape.training) return;
+}
+
+/* Of a block: X as wgrad reads it. */
+static void place_wgrad_x(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
+  int64_t tokens = m->extent.tokens;
   for (int site = 0; site < LINEAR_SITES; site++) {
     struct linear *l = &b->linear[site];
     const struct encoding *x = &route_linear(&m->route, b->layer, l->site)->operand[WGRAD_X];
@@ -191,6 +195,19 @@ static void place_kept(struct model *m, struct block *b, struct arena *a, enum a
     if (encoding_is_plain(x) && site != LINEAR_OUT)
       l->x.plain = matrix_take(a, c, m->type, tokens, l->source.cols);
   }
+}
+
+/* Of a block: what it keeps from its forward to its backward. */
+static void place_kept(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
+  if (b->recompute != RECOMPUTE_ALL) place_outputs(m, b, a, c);
+  if (b->recompute == RECOMPUTE_NONE) place_wgrad_x(m, b, a, c);
+}
+
+/* Of a block: the others of these, which its backward makes again or nobody asks for again. */
+static void place_remade(struct model *m, struct block *b, struct arena *a, enum arena_category c) {
+  bool training = m->shape.training;
+  if (!training || b->recompute == RECOMPUTE_ALL) place_outputs(m, b, a, c);
+  if (training && b->recompute != RECOMPUTE_NONE) place_wgrad_x(m, b, a, c);
 }
 
 /* Of a block: operands that live only inside its forward or its backward. */
@@ -230,19 +247,17 @@ static void place_crossing(struct model *m, struct block *b, struct arena *a, en
 
 typedef void place_block(struct model *m, struct block *b, struct arena *a, enum arena_category c);
 
-/* One region for all blocks (or for the recomputed ones). */
-static void place_shared(struct model *m, struct arena *a, bool recomputed_only, place_block *place) {
+/* One region for all blocks. */
+static void place_shared(struct model *m, struct arena *a, place_block *place) {
   size_t largest = 0;
   for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
     struct arena trial = arena_measure();
-    if (recomputed_only && !m->block[layer].recompute) continue;
     place(m, &m->block[layer], &trial, ARENA_TRANSIENT);
     if (trial.used > largest) largest = trial.used;
   }
   void *region = arena_take(a, ARENA_TRANSIENT, (int64_t)largest, 1);
   for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
     struct arena part = region ? arena_over(region, largest) : arena_measure();
-    if (recomputed_only && !m->block[layer].recompute) continue;
     place(m, &m->block[layer], &part, ARENA_TRANSIENT);
   }
 }
@@ -267,11 +282,11 @@ static void place_activations(struct model *m, struct arena *a) {
   for (int layer = 0; layer < (int)m->config.n_layers; layer++) {
     struct block *b = &m->block[layer];
     b->x_in = training ? matrix_take(a, ARENA_ACTIVATIONS, m->type, tokens, hidden) : x_in;
-    if (training && !b->recompute) place_kept(m, b, a, ARENA_ACTIVATIONS);
+    if (training) place_kept(m, b, a, ARENA_ACTIVATIONS);
   }
-  place_shared(m, a, training, place_kept);
-  place_shared(m, a, false, place_passing);
-  if (training) place_shared(m, a, false, place_crossing);
+  place_shared(m, a, place_remade);
+  place_shared(m, a, place_passing);
+  if (training) place_shared(m, a, place_crossing);
 }
 
 static void place_head(struct model *m, struct arena *a) {

@@ -68,11 +68,6 @@ static struct extent extent_of(const struct model_config *c, const struct route 
                          .vocab_size = c->vocab_size};
 }
 
-static bool recomputed(const struct model_shape *s, int layer) {
-  if (!s->training || s->recompute == RECOMPUTE_NONE) return false;
-  return s->recompute == RECOMPUTE_ALL || (layer + 1) % s->recompute_every == 0;
-}
-
 /* The rows of every parameter that this rank owns. */
 static void set_shares(struct model *m) {
   const int rank = m->shape.rank, world = m->shape.world;
@@ -143,7 +138,7 @@ struct model *model_create(struct device *d, struct arena *arena, const struct m
   m->head.output.layer = -1;
   for (int layer = 0; layer < (int)c->n_layers; layer++) {
     m->block[layer].layer = layer;
-    m->block[layer].recompute = recomputed(s, layer);
+    if (s->training) m->block[layer].recompute = recompute_of_block(s->recompute, s->recompute_every, layer);
     for (int site = 0; site < LINEAR_SITES; site++) {
       struct linear *l = &m->block[layer].linear[site];
       l->layer = layer;

@@ -34,13 +34,25 @@ const char *const *model_preset_names(void); /* NULL-terminated */
 /* Impossible shapes, all of them, one line each in e->message. */
 bool model_config_check(const struct model_config *c, struct error *e);
 
-enum recompute { RECOMPUTE_NONE, RECOMPUTE_EVERY_NTH, RECOMPUTE_ALL };
+/* What a backward makes again instead of finding it kept.
+ *   BOUNDARIES  of every block the X of its linears' wgrad, by the producers alone (RMSNorm, SwiGLU,
+ *               quantisation): what contractions and attention wrote is kept
+ *   EVERY_NTH   the whole forward of blocks n, 2n, …, which keep x_in alone
+ *   ALL         of every block
+ * The bits of everything are the same. */
+enum recompute { RECOMPUTE_NONE, RECOMPUTE_BOUNDARIES, RECOMPUTE_EVERY_NTH, RECOMPUTE_ALL };
+
+/* For block `layer` (0-based): NONE, BOUNDARIES or ALL. */
+static inline enum recompute recompute_of_block(enum recompute r, int64_t every, int layer) {
+  if (r != RECOMPUTE_EVERY_NTH) return r;
+  return (layer + 1) % every == 0 ? RECOMPUTE_ALL : RECOMPUTE_NONE;
+}
 
 struct model_shape {
   int64_t batch;   /* samples of a micro-batch on this rank */
   int64_t seq_len;
   enum recompute recompute;
-  int recompute_every;  /* RECOMPUTE_EVERY_NTH: blocks n, 2n, … are recomputed */
+  int recompute_every;  /* RECOMPUTE_EVERY_NTH: n */
   int64_t head_chunk;   /* tokens whose logits exist at once; 0 = chosen */
   enum dtype param_dtype;
   bool master;          /* FP32 master weights (param_dtype BF16 only) */
@@ -183,7 +195,7 @@ void model_on_gradient(struct model *m, model_unit_listener *listener, void *con
 /* Hands over a linear's X and W before its fprop and its dY before its dgrad, as
  * plain device matrices that stand as long as the call: those that a contraction
  * reads as they are, so under a route of plain formats all of them.  X and W of
- * a recomputed block come twice. NULL: nobody listens. */
+ * a block whose whole forward is recomputed come twice. NULL: nobody listens. */
 typedef void model_listener(void *context, int layer, enum linear_site site, enum tensor tensor,
                             const struct matrix *values);
 void model_on_tensor(struct model *m, model_listener *listener, void *context);

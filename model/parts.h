@@ -29,8 +29,8 @@ struct linear {
 
 /* A block: its parameters, and what its forward leaves for its backward. */
 struct block {
-  int layer;      /* 0-based */
-  bool recompute; /* keeps x_in alone; the rest is made again before backward */
+  int layer; /* 0-based */
+  enum recompute recompute; /* NONE, BOUNDARIES or ALL; without training NONE */
   struct linear linear[LINEAR_SITES];
   struct matrix attention_gain, ffn_gain; /* [1, hidden] */
   struct matrix d_attention_gain, d_ffn_gain; /* [1, hidden], the gradients' type */

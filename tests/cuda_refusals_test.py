@@ -39,7 +39,7 @@ def test_bench_refuses_too():
 FP32 = {"route": "fp32", "train.param_dtype": "fp32"}
 EXECUTED = [
     {"train.master": "true", "train.recompute": "all", "data.attention": "document"},
-    {"train.master": "false", "train.gradient_dtype": "bf16", "model.tied": "true", "train.head_chunk": 5},
+    {"train.master": "false", "train.gradient_dtype": "bf16", "model.tied": "true", "train.head_chunk": 5, "train.recompute": "boundaries"},
     {"train.param_dtype": "fp32", "data.boundary": "mask", "model.head_dim": 64},
     {"model.hidden_size": 34, "model.n_heads": 1, "model.head_dim": 6, "model.ffn_size": 35, "model.vocab_size": 259, "train.seq_len": 15},
     {**FP32, "model.n_heads": 1, "model.head_dim": 256},

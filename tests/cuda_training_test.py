@@ -139,8 +139,9 @@ def on_a_gpu():
 def test_recomputing_changes_no_bit():
     on_a_gpu()
     run("gpu", BACKEND)
-    run("gpu-recompute", BACKEND, **{"train.recompute": "all"})
-    same(place.updates("gpu"), place.updates("gpu-recompute"), "updates of recompute: all")
+    for what in ("boundaries", "all"):
+        run(f"gpu-{what}", BACKEND, **{"train.recompute": what})
+        same(place.updates("gpu"), place.updates(f"gpu-{what}"), f"updates of recompute: {what}")
 
 
 def test_the_same_run_has_the_same_bits():

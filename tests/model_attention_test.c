@@ -61,7 +61,7 @@ TEST(bits) {
       struct result first = run(&r, &s, 1, 1.0f / 64);
       struct result threads = run(&r, &s, 3, 1.0f / 64);
       if (!same(&first, &threads)) FAIL("%s: threads", row[i].name);
-      for (int k = RECOMPUTE_EVERY_NTH; k <= RECOMPUTE_ALL; k++) {
+      for (int k = RECOMPUTE_BOUNDARIES; k <= RECOMPUTE_ALL; k++) {
         s.recompute = (enum recompute)k;
         struct result again = run(&r, &s, 2, 1.0f / 64);
         if (!same(&first, &again) || memcmp(&first.signals, &again.signals, sizeof first.signals) != 0)

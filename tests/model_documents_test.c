@@ -80,9 +80,10 @@ TEST(gradients) {
   struct model_config c = rig_config();
   struct model_shape s = rig_shape(2, DTYPE_F32);
   int32_t starts[2 * S];
-  for (int recompute = 0; recompute < 2; recompute++) {
+  double none = 0;
+  for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_ALL; k++) {
     struct rig g;
-    s.recompute = recompute ? RECOMPUTE_ALL : RECOMPUTE_NONE;
+    s.recompute = (enum recompute)k;
     if (!rig_open(&g, &c, "fp32", &s, 2)) return;
     set_documents(&g, 0, starts);
     rig_clear(&g);
@@ -95,6 +96,8 @@ TEST(gradients) {
       model_refresh_weights(g.m);
       sum[side] = rig_loss(&g);
     }
+    if (k == RECOMPUTE_NONE) none = square;
+    CHECK(square == none);
     CHECK_CLOSE((sum[1] - sum[0]) / (2 * h) / square, 1, 0.01);
     rig_close(&g);
   }

@@ -86,10 +86,13 @@ TEST(what_changes_and_what_does_not) {
     struct result want = run(&c, "bf16", s, DTYPE_F32, 2, samples, 4), got = run(&c, "bf16", s, DTYPE_BF16, 1, samples, 4);
     const double d = distance_to(&got, &want);
     if (!(d > 1e-4 && d < 8e-3)) FAIL("tied %d: %g from FP32", tied, d);
-    s.recompute = RECOMPUTE_ALL;
-    struct result again = run(&c, "bf16", s, DTYPE_BF16, 4, samples, 4);
-    CHECK(memcmp(again.bf16, got.bf16, (size_t)got.n * 2) == 0);
-    drop(&want), drop(&got), drop(&again);
+    for (int k = RECOMPUTE_BOUNDARIES; k <= RECOMPUTE_ALL; k++) {
+      s.recompute = (enum recompute)k;
+      struct result again = run(&c, "bf16", s, DTYPE_BF16, 4, samples, 4);
+      CHECK(memcmp(again.bf16, got.bf16, (size_t)got.n * 2) == 0);
+      drop(&again);
+    }
+    drop(&want), drop(&got);
   }
 }
 

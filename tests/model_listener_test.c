@@ -98,9 +98,9 @@ static void check_linear(const struct rig *g, const struct heard *h, int layer, 
 
 TEST(all_of_a_plain_route) {
   const struct model_config c = rig_config();
-  for (int recompute = 0; recompute < 2; recompute++) {
+  for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_ALL; recompute++) {
     struct model_shape s = rig_shape(2, DTYPE_BF16);
-    if (recompute) s.recompute = RECOMPUTE_ALL;
+    s.recompute = (enum recompute)recompute;
     struct rig g;
     struct heard h = {0};
     CHECK(rig_open(&g, &c, "bf16", &s, 2));
@@ -108,7 +108,8 @@ TEST(all_of_a_plain_route) {
     model_on_tensor(g.m, listen, &h);
     model_forward_backward(g.m, &g.b, 1.0f / 64, g.nll);
     for (int l = 0; l < MOST; l++) {
-      const int forwards = recompute && l % LINEAR_SITES != LINEAR_DOWN ? 2 : 1;
+      const bool again = recompute_of_block(s.recompute, s.recompute_every, l / LINEAR_SITES) == RECOMPUTE_ALL;
+      const int forwards = again && l % LINEAR_SITES != LINEAR_DOWN ? 2 : 1;
       CHECK_EQ_I64(h.calls[l][TENSOR_X], forwards);
       CHECK_EQ_I64(h.calls[l][TENSOR_W], forwards);
       CHECK_EQ_I64(h.calls[l][TENSOR_DY], 1);

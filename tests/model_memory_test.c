@@ -212,11 +212,10 @@ TEST(measured_is_real) {
     CHECK(route_named(*name, 6, &r, &e));
     /* every other one with the head in its own format */
     if ((name - route_names()) / 3 % 2) r.head = r.span[0].linear;
-    const enum recompute settings[] = {RECOMPUTE_NONE, RECOMPUTE_EVERY_NTH, RECOMPUTE_ALL};
     const int number = (int)(name - route_names());
-    for (int k = 0; k < 3; k++) { /* each setting with every third route is enough */
-      struct model_shape s = shape_of(settings[k], true);
-      if (number < 2 || number % 3 == k) check(&c, &r, &s);
+    for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_ALL; k++) { /* each setting with every fourth route is enough */
+      struct model_shape s = shape_of((enum recompute)k, true);
+      if (number < 2 || number % 4 == k) check(&c, &r, &s);
     }
     struct model_shape s = shape_of(RECOMPUTE_NONE, false);
     check(&c, &r, &s);
@@ -232,8 +231,8 @@ TEST(measured_is_real) {
                                       {"3", "bf16", "bf16", "bf16", "mxfp4", "mxfp4", "mxfp4", "none", "gate_up"},
                                       {"3", "bf16", "bf16", "bf16", "same", "bf16", "bf16", "none", "down"}};
   for (int i = 0; i < 6; i++) CHECK(route_add_span(&r, &words[i], 3, &e));
-  for (int k = 0; k < 2; k++) {
-    struct model_shape s = shape_of(k ? RECOMPUTE_ALL : RECOMPUTE_NONE, true);
+  for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_ALL; k++) {
+    struct model_shape s = shape_of((enum recompute)k, true);
     check(&c, &r, &s);
     s.param_dtype = DTYPE_F32;
     s.master = false;
@@ -245,10 +244,10 @@ TEST(recomputation_needs_less) {
   struct model_config c;
   struct error e;
   struct route r;
-  size_t used[3];
+  size_t used[RECOMPUTE_ALL + 1];
   model_preset("llama3-8b", &c);
   route_named("bf16", (int)c.n_layers, &r, &e);
-  for (int k = 0; k < 3; k++) {
+  for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_ALL; k++) {
     struct model_shape s = shape_of((enum recompute)k, true);
     s.seq_len = 8192;
     s.batch = 1;
@@ -262,6 +261,8 @@ TEST(recomputation_needs_less) {
     CHECK_EQ_I64(a.by_category[ARENA_GRADIENTS], 8030261248 * 4);
   }
   CHECK(used[RECOMPUTE_ALL] < used[RECOMPUTE_EVERY_NTH] && used[RECOMPUTE_EVERY_NTH] < used[RECOMPUTE_NONE]);
+  /* boundaries: the two normed X and the product, BF16, once instead of 32 times */
+  CHECK_EQ_I64(used[RECOMPUTE_NONE] - used[RECOMPUTE_BOUNDARIES], 31LL * 8192 * (4096 + 4096 + 14336) * 2);
   /* all: 32 blocks keep [8192, 4096] BF16 each, 2 GiB, instead of their activations */
   CHECK(used[RECOMPUTE_NONE] - used[RECOMPUTE_ALL] > ((size_t)25 << 30));
 }

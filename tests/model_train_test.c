@@ -49,7 +49,7 @@ TEST(recomputation_changes_nothing) {
     struct model_shape s = rig_shape(2, rig_dtype(all_routes[i]));
     struct result none = run(&c, all_routes[i], &s, 2);
     CHECK(dot(none.gradients, none.gradients, none.elements) > 0);
-    for (int k = RECOMPUTE_EVERY_NTH; k <= RECOMPUTE_ALL; k++) {
+    for (int k = RECOMPUTE_BOUNDARIES; k <= RECOMPUTE_ALL; k++) {
       s.recompute = (enum recompute)k;
       struct result other = run(&c, all_routes[i], &s, 2);
       if (!equal(&none, &other)) FAIL("%s: recompute setting %d differs", all_routes[i], k);
@@ -331,7 +331,7 @@ TEST(routes_agree) {
   for (int i = 0; i < 3; i++) CHECK(route_add_span(&mixed, &words[i], 3, &e));
   s.param_dtype = DTYPE_BF16;
   float *first = malloc((size_t)fp32.elements * sizeof *first);
-  for (int k = 0; k < 3; k++) {
+  for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_ALL; k++) {
     struct rig g;
     s.recompute = (enum recompute)k;
     if (!rig_open_route(&g, &c, &mixed, &s, 2)) {
@@ -428,6 +428,47 @@ TEST(draws) {
     for (int operand = DRAW_DY_QKV; operand <= DRAW_DY_DOWN; operand++) CHECK_EQ_I64(drawn[layer][operand], 1);
   g.d->k = real;
   rig_close(&g);
+}
+
+/* What a backward after recompute: boundaries does again: its producers. */
+static int contractions, attentions;
+
+static void watch_contract(struct device *d, struct matrix *out, const struct operand *a, const struct operand *b,
+                           const struct matrix *add) {
+  contractions++;
+  real->contract(d, out, a, b, add);
+}
+static void watch_attention(struct device *d, struct matrix *out, float *lse, float *max_logit, struct quantise_counts *counts,
+                            const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,
+                            const struct attention_shape *s) {
+  attentions++;
+  real->attention_forward(d, out, lse, max_logit, counts, qkv, payload, starts, s);
+}
+
+TEST(contracted_again) {
+  const struct model_config c = rig_config();
+  struct model_shape s = rig_shape(2, DTYPE_BF16);
+  int none = 0;
+  for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_ALL; k++) {
+    struct rig g;
+    s.recompute = (enum recompute)k;
+    if (!rig_open(&g, &c, "mxfp4-row-sr", &s, 1)) return;
+    real = g.d->k;
+    struct kernels watched = *real;
+    watched.contract = watch_contract;
+    watched.attention_forward = watch_attention;
+    g.d->k = &watched;
+    contractions = attentions = 0;
+    model_forward_backward(g.m, &g.b, 1, g.nll);
+    if (k == RECOMPUTE_NONE) none = contractions;
+    int blocks = 0; /* those whose whole forward is run again: but for `down` */
+    for (int layer = 0; layer < 3; layer++) blocks += recompute_of_block(s.recompute, s.recompute_every, layer) == RECOMPUTE_ALL;
+    CHECK_EQ_I64(blocks, k == RECOMPUTE_ALL ? 3 : k == RECOMPUTE_EVERY_NTH);
+    CHECK_EQ_I64(contractions, none + 3 * blocks);
+    CHECK_EQ_I64(attentions, 3 + blocks);
+    g.d->k = real;
+    rig_close(&g);
+  }
 }
 
 /* Rotary angles in FP32: what stands alone stays, the rest hardly moves, and comes back.  A part
@@ -564,6 +605,9 @@ TEST(description) {
   CHECK(strstr(text, "head: fprop x bf16 w bf16 | dgrad dy bf16 w bf16 | wgrad dy bf16 x bf16, logits fp32 for 20 "
                      "tokens at once, d_logits bf16  [cpu]\n"));
   CHECK(!strstr(text, "of the updates"));
+  s.recompute = RECOMPUTE_BOUNDARIES;
+  text = description(&r, &c, &s);
+  CHECK(strstr(text, "blocks 1-3  qkv") && strstr(text, "x mxfp4/1x32/encode  wgrad x recomputed  [cpu]\n"));
 
   /* a head and a forward tail of other formats */
   const struct route_words words = {NULL, "fp8", "fp8", "e5m2", "same", "bf16", "bf16", "none", NULL};
@@ -621,6 +665,7 @@ int main(void) {
   RUN(routes_agree);
   RUN(signals);
   RUN(draws);
+  RUN(contracted_again);
   RUN(norm_cast);
   RUN(angles_and_vocabulary);
   RUN(learns_by_heart);

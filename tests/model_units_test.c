@@ -52,6 +52,7 @@ static const struct setting settings[] = {
     {"bf16", "bf16", false, true, DTYPE_F32, RECOMPUTE_NONE},
     {"tied", "bf16", true, false, DTYPE_BF16, RECOMPUTE_ALL},
     {"tied, packed", "mxfp4-row-sr", true, true, DTYPE_F32, RECOMPUTE_NONE},
+    {"tied, boundaries again", "nvfp4-global", true, false, DTYPE_BF16, RECOMPUTE_BOUNDARIES},
     {"packed", "mxfp4-row-sr", false, false, DTYPE_BF16, RECOMPUTE_EVERY_NTH},
     {"packed, all again", "mxfp4-row-sr", false, true, DTYPE_F32, RECOMPUTE_ALL},
     {"attention", "attention-fp8-proj-nvfp4", false, true, DTYPE_F32, RECOMPUTE_NONE},

@@ -32,6 +32,7 @@ static double odd_double(void) { return (double)(1 + draw(1u << 30)) / (double)(
 TEST(round_trip) {
   static const char *const texts[] = {"", "a b", "x: y # z", "\"q\" \\ \\\\", "'", "- [", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", "true", "null", "&a *b !c"};
   static const char *const schedules[] = {"cosine", "wsd"};
+  static const char *const recomputes[] = {"boundaries", "every-nth", "all"};
   const char *const *routes = route_names();
   int n_routes = 0;
   while (routes[n_routes]) n_routes++;
@@ -44,7 +45,7 @@ TEST(round_trip) {
     SET("train.local_batch=%" PRId64, local);
     SET("train.global_batch=%" PRId64, local * (1 + (int64_t)draw(1000)));
     SET("train.updates=%" PRId64, updates);
-    SET("train.recompute=%s", draw(2) ? "every-nth" : "all");
+    SET("train.recompute=%s", recomputes[draw(3)]);
     SET("train.param_dtype=%s", draw(2) ? "bf16" : "fp32");
     SET("train.gradient_dtype=%s", draw(2) ? "bf16" : "fp32");
     if (draw(2)) SET("train.overfit_one_batch=true");

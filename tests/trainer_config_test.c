@@ -321,7 +321,7 @@ static const struct {
     {"train: {master: Off}\n", "3:17: train.master: 'Off' is not accepted; write false"},
     {"train: {gradient_dtype: fp16}\n", "3:25: train.gradient_dtype: 'fp16' is not one of: bf16, fp32"},
     {"train: {master: 2}\n", "3:17: train.master: '2' is neither true nor false"},
-    {"train: {recompute: every_nth}\n", "3:20: train.recompute: 'every_nth' is not one of: none, every-nth, all; did you mean every-nth?"},
+    {"train: {recompute: every_nth}\n", "3:20: train.recompute: 'every_nth' is not one of: none, boundaries, every-nth, all; did you mean every-nth?"},
     {"log: {level: loud}\n", "3:14: log.level: 'loud' is not one of: error, warning, info, debug"},
     {"run: {name: a/b}\n", "3:13: run.name: 'a/b': only letters, digits"},
     {"run: {name: \"\"}\n", "3:13: run.name: is empty"},

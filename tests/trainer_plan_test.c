@@ -119,6 +119,16 @@ TEST(recompute) {
   CHECK(plan_time(&config, &slow, 1, &t));
   CHECK_CLOSE(t.recompute, t.linears / 6, 1e-12);
   CHECK_CLOSE(t.total, t.linears + t.attention + t.head + t.recompute + t.optimizer, 1e-12);
+  /* boundaries: the residual stream twice, gate and up, read, and as much written as linears take in, but attention's output */
+  config.train.recompute = RECOMPUTE_BOUNDARIES;
+  CHECK(plan_time(&config, &slow, 1, &t));
+  CHECK_CLOSE(t.recompute, 12 * 32 * 2 * 2.0 * (2 * 64 + 2 * 160 + 2 * 64 + 160) / 1e9, 1e-12);
+  tiny("mxfp4-row-sr"); /* attention's output is quantised too; half a byte an element, scales of a tile of 128 rows and 4 columns */
+  config.train.recompute = RECOMPUTE_BOUNDARIES;
+  CHECK(plan_time(&config, &slow, 1, &t));
+  const double scales = (3 * 128 + 256) * 4 / 64.0; /* of a micro-batch's 64 tokens */
+  CHECK_CLOSE(t.recompute, 12 * 32 * 2 * (2.0 * (3 * 64 + 2 * 160) + 0.5 * (3 * 64 + 160) + scales) / 1e9, 1e-12);
+  CHECK_CLOSE(t.total, t.linears + t.attention + t.head + t.recompute + t.optimizer, 1e-12);
 }
 
 TEST(several_gpus) {
@@ -218,6 +228,20 @@ TEST(memory) {
   CHECK_EQ_I64(failure.code, ERROR_DEVICE);
 }
 
+/* boundaries: 64 tokens' X of QKV, of gate and up, and of down, once instead of in each of two blocks. */
+TEST(memory_of_recompute) {
+  struct arena none, a;
+  int64_t own;
+  tiny("bf16");
+  CHECK(plan_memory(&config, 1, 1, &none, &own, &failure));
+  config.train.recompute = RECOMPUTE_BOUNDARIES;
+  CHECK(plan_memory(&config, 1, 1, &a, &own, &failure));
+  const int64_t x = 64 * (64 + 64 + 160) * 2;
+  CHECK_EQ_I64(none.by_category[ARENA_ACTIVATIONS] - a.by_category[ARENA_ACTIVATIONS], 2 * x);
+  CHECK_EQ_I64(a.by_category[ARENA_TRANSIENT] - none.by_category[ARENA_TRANSIENT], x);
+  CHECK_EQ_I64(none.used - a.used, x);
+}
+
 /* What attention's boundaries publish, of 64 tokens, 64 columns of Q and 32 of K and of V. */
 TEST(memory_of_attention) {
   struct arena bf16, a;
@@ -270,6 +294,9 @@ TEST(printed) {
   config.train.recompute = RECOMPUTE_ALL;
   CHECK(print(machine_named("b200"), 3));
   CHECK(!strstr(text, "GB200") && strstr(text, "recompute") && strstr(text, "\n      3     24 "));
+  config.train.recompute = RECOMPUTE_BOUNDARIES;
+  CHECK(print(machine_named("b200"), 3));
+  CHECK(strstr(text, "tokens, recompute boundaries\n") && strstr(text, " recompute optimizer"));
   CHECK(print(machine_named("b200"), 1000));
   CHECK(strstr(text, "no multiple of 1000 x local batch 2; nearest are 2000\n"));
 
@@ -304,6 +331,7 @@ int main(void) {
   RUN(several_gpus);
   RUN(machines);
   RUN(memory);
+  RUN(memory_of_recompute);
   RUN(memory_of_attention);
   RUN(printed);
   RUN(this_machine);

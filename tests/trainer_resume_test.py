@@ -225,9 +225,11 @@ def test_threads():
 
 def test_recompute():
     for route in ("fp32", "bf16", "mxfp4"):
-        for more in ({"train.recompute": "all"}, {"train.recompute": "every-nth"},
+        for more in ({"train.recompute": "all"}, {"train.recompute": "boundaries"}, {"train.recompute": "every-nth"},
                      {"train.recompute": "every-nth", "train.recompute_every": 1}):
             same_run(whole(route, 0), whole(route, 0, **more), 12, f"{route}, {more}")
+    again = {"train.recompute": "boundaries"}
+    same_run(whole("attention-fp8", 2), whole("attention-fp8", 2, **again), 12, f"attention-fp8, two ranks, {again}")
 
 
 def test_validation_is_beside():

@@ -120,6 +120,7 @@ def test_inspect_of_a_living_run():
 def test_plan_is_what_a_run_takes():
     """The memory that `plan` prints is laid out by the code that a run uses: equal to the byte, by category."""
     for name, settings in (("plan-bf16", {}), ("plan-mxfp4", {"route": "mxfp4-row-sr", "train.recompute": "all", "train.local_batch": 4}),
+                           ("plan-boundaries", {"route": "nvfp4-global", "train.recompute": "boundaries"}),
                            ("plan-attention", {"route": "attention-mxfp4-proj-nvfp4", "train.recompute": "every-nth", "train.local_batch": 2})):
         place.run(name, {"train.updates": 1, "optimizer.warmup_updates": 0, **settings})
         out = place.command("plan", "tiny.yaml", *words(settings)).expect(DONE)

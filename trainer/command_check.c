@@ -117,7 +117,7 @@ static void check_gpu_memory(struct report *r, const struct config *c, int threa
     } else {
       error_set(&e, ERROR_SYSTEM, "a rank needs %.3f GB, this GPU has %.3f GB and %.3f free", gigabytes(need), gigabytes(total), gigabytes(left));
       error_hint(&e, left < need && need <= total ? "end what else holds its memory (nvidia-smi), or a smaller train.local_batch"
-                                                  : "a smaller train.local_batch, train.recompute: all or more ranks; `fp4d plan` shows where it goes");
+                                                  : "a smaller train.local_batch, train.recompute: boundaries or all, or more ranks; `fp4d plan` shows where it goes");
       say_problem(r, "memory", &e);
     }
   } else {
@@ -133,7 +133,7 @@ static void check_gpu_memory(struct report *r, const struct config *c, int threa
       say_ok("memory", "%.3f GB a rank fit %s%s%s", gigabytes(need), fits, small[0] ? ", not " : "", small);
     } else {
       error_set(&e, ERROR_SYSTEM, "a rank needs %.3f GB, more than %s has", gigabytes(need), small);
-      error_hint(&e, "a smaller train.local_batch, train.recompute: all or more ranks; `fp4d plan` shows where it goes");
+      error_hint(&e, "a smaller train.local_batch, train.recompute: boundaries or all, or more ranks; `fp4d plan` shows where it goes");
       say_problem(r, "memory", &e);
     }
   }
@@ -161,7 +161,7 @@ static void check_memory(struct report *r, const struct config *c, int threads) 
   }
   error_set(&e, ERROR_SYSTEM, "%" PRId64 " rank%s of %.3f GB need %.3f GB, this machine has %.3f GB", ranks,
             ranks > 1 ? "s" : "", gigabytes((int64_t)arena.used), gigabytes(need), gigabytes(limit));
-  error_hint(&e, "a smaller train.local_batch, train.recompute: all or more machines; `fp4d plan` shows where it goes");
+  error_hint(&e, "a smaller train.local_batch, train.recompute: boundaries or all, or more machines; `fp4d plan` shows where it goes");
   say_problem(r, "memory", &e);
 }
 

@@ -17,7 +17,8 @@ static const struct option_word policies[] = {
 static const struct option_word nonfinite_policies[] = {
     {"halt", DIVERGENCE_HALT}, {"skip", DIVERGENCE_SKIP}, {NULL, 0}};
 static const struct option_word recomputes[] = {
-    {"none", RECOMPUTE_NONE}, {"every-nth", RECOMPUTE_EVERY_NTH}, {"all", RECOMPUTE_ALL}, {NULL, 0}};
+    {"none", RECOMPUTE_NONE}, {"boundaries", RECOMPUTE_BOUNDARIES}, {"every-nth", RECOMPUTE_EVERY_NTH},
+    {"all", RECOMPUTE_ALL}, {NULL, 0}};
 static const struct option_word dtypes[] = {{"bf16", DTYPE_BF16}, {"fp32", DTYPE_F32}, {NULL, 0}};
 static const struct option_word data_formats[] = {
     {"auto", DATA_AUTO}, {"text", DATA_TEXT}, {"jsonl", DATA_JSONL}, {"megatron", DATA_MEGATRON}, {"llmc", DATA_LLMC},
@@ -191,7 +192,8 @@ static const struct option train_rows[] = {
     {.key = "seq_len", .type = OPTION_INTEGER, IN(train.seq_len), .low = 1, .high = 4194304, .fallback = "1024",
      .unit = "tokens", .help = "Tokens of a sample."},
     {.key = "recompute", .type = OPTION_WORD, IN(train.recompute), .words = recomputes, .fallback = "none",
-     .help = "Which blocks compute their forward pass again in backward instead of keeping activations."},
+     .help = "What backward computes again instead of keeping it; the bits are the same. boundaries: of every block the linears' inputs that "
+             "RMSNorm, SwiGLU and quantisation make, no contraction and no attention. every-nth, all: the whole forward pass of blocks."},
     {.key = "recompute_every", .type = OPTION_INTEGER, IN(train.recompute_every), .low = 1, .high = 450,
      .fallback = "2", .unit = "blocks", .help = "With recompute: every-nth, blocks n, 2n, ... are recomputed."},
     {.key = "head_chunk", .type = OPTION_INTEGER, IN(train.head_chunk), .low = 0, .high = 1073741824,

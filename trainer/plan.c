@@ -24,6 +24,21 @@ static void block_seconds(const struct config *c, const struct machine *m, int l
   }
 }
 
+/* Bytes a token that a block's boundaries move to make X again: what its producer reads, and the operand of wgrad. */
+static double block_boundary_bytes(const struct config *c, int layer) {
+  const struct extent x = plan_extent(c);
+  const double element = (double)dtype_bytes(c->route.activations);
+  double bytes = 0;
+  for (int site = 0; site < LINEAR_SITES; site++) {
+    const int64_t k = linear_shape(&x, (enum linear_site)site).k;
+    const struct encoding *e = &route_linear(&c->route, layer, (enum linear_site)site)->operand[WGRAD_X];
+    if (site == LINEAR_OUT && encoding_is_plain(e)) continue; /* attention's output itself */
+    bytes += element * (double)(site == LINEAR_DOWN ? 2 * k : k);
+    bytes += (double)(operand_code_bytes(e, k, x.tokens) + operand_scale_bytes(e, k, x.tokens)) / (double)x.tokens;
+  }
+  return bytes;
+}
+
 /* Attention's six products: scores and P V forward; dP, dV, dQ and dK through what dO is. */
 static double attention_seconds(const struct config *c, const struct machine *m, double flops) {
   const struct attention_formats f = route_attention(&c->route);
@@ -42,14 +57,13 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
   memset(out, 0, sizeof *out);
   if (c->train.global_batch % (gpus * c->train.local_batch) != 0) return false;
   const double tokens = (double)(c->train.global_batch / gpus * c->train.seq_len);
-  double forward = 0;
   for (int layer = 0; layer < (int)s->n_layers; layer++) {
     double fprop, all;
     block_seconds(c, m, layer, &fprop, &all);
     out->linears += tokens * all;
-    const bool again = c->train.recompute == RECOMPUTE_ALL ||
-                       (c->train.recompute == RECOMPUTE_EVERY_NTH && (layer + 1) % c->train.recompute_every == 0);
-    if (again) forward += tokens * fprop;
+    const enum recompute again = recompute_of_block(c->train.recompute, c->train.recompute_every, layer);
+    if (again == RECOMPUTE_ALL) out->recompute += tokens * fprop; /* attention's share is small beside it */
+    if (again == RECOMPUTE_BOUNDARIES) out->recompute += tokens * block_boundary_bytes(c, layer) / m->memory_bandwidth;
   }
   const double causal = model_config_flops(s, c->train.seq_len, true);
   const double matmul = 6.0 * (double)model_config_matmul_params(s);
@@ -58,7 +72,6 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
   out->head = tokens * 2.0 * (double)(s->vocab_size * s->hidden_size) *
               (1 / machine_contraction_flops(m, &h[FPROP_X], &h[FPROP_W]) + 1 / machine_contraction_flops(m, &h[DGRAD_DY], &h[DGRAD_W]) +
                1 / machine_contraction_flops(m, &h[WGRAD_DY], &h[WGRAD_X]));
-  out->recompute = forward; /* of linears; attention's share is small beside it */
 
   const double n = (double)model_config_param_count(s);
   const double weight = (double)dtype_bytes(c->train.param_dtype), gradient = (double)dtype_bytes(c->train.gradient_dtype);
@@ -131,6 +144,8 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
       [ARENA_HEAD] = "logits of a chunk",
       [ARENA_COMMUNICATION] = "other ranks' gradients on their way into sums",
   };
+  static const char *const recompute[] = {
+      [RECOMPUTE_NONE] = "none", [RECOMPUTE_BOUNDARIES] = "boundaries", [RECOMPUTE_EVERY_NTH] = "every n-th block", [RECOMPUTE_ALL] = "all"};
   const bool large = arena->used >= 1000000000;
   char scratch[96];
   if (own > 0) snprintf(scratch, sizeof scratch, "of backend %s: cuBLASLt's workspace, partial sums", c->run.backend);
@@ -139,7 +154,7 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
   char whose[96] = "; of several, each holds its share of moments and master";
   if (ranks > 1) snprintf(whose, sizeof whose, " of %" PRId64 ", its share of moments and master", ranks);
   fprintf(out, "\nmemory of one rank%s: local batch %" PRId64 " x %" PRId64 " tokens, recompute %s\n", whose, c->train.local_batch, c->train.seq_len,
-          c->train.recompute == RECOMPUTE_ALL ? "all" : c->train.recompute == RECOMPUTE_NONE ? "none" : "every n-th block");
+          recompute[c->train.recompute]);
   for (int i = 0; i < ARENA_CATEGORY_COUNT; i++)
     if (arena->by_category[i] > 0)
       print_bytes(out, arena_category_name((enum arena_category)i), (double)arena->by_category[i], large,
@@ -235,8 +250,9 @@ bool plan_print(FILE *out, const struct config *c, const struct machine *machine
   fprintf(out, "\nThe roofline counts contractions at the dense peak of their formats, attention (causal half) at BF16's, the\n"
                "optimizer's state of a rank read and written once at memory bandwidth, %s gradients summed into their owners' rows\n"
                "and parameters copied to all by rings, hidden behind the last pass' backward and the first one's forward as far as\n"
-               "they fit; no element-wise work. `passes` are micro-batches accumulated. MFU is\n"
-               "against the BF16 peak, causal convention, so FP4 and FP8 contractions can take it above 100%%. No real run reaches it.\n",
+               "they fit; no element-wise work but what recompute: boundaries does again, at memory bandwidth. `passes` are\n"
+               "micro-batches accumulated. MFU is against the BF16 peak, causal convention, so FP4 and FP8 contractions can take it\n"
+               "above 100%%. No real run reaches it.\n",
           c->train.gradient_dtype == DTYPE_BF16 ? "BF16" : "FP32");
   return true;
 }

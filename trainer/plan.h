@@ -12,7 +12,7 @@ struct plan_time {
   double linears;   /* the blocks' contractions, each at its formats' rate */
   double attention; /* causal half, at the BF16 rate */
   double head;
-  double recompute; /* the forward run again */
+  double recompute; /* the linears' fprop again; boundaries: their X again, memory-bound */
   double optimizer; /* memory-bound: the state of its rows read and written once */
   double reduce;    /* gradients reduce-scattered and parameters gathered, in their types, over the slower link */
   double total;     /* computing, then the optimizer; sums hidden behind the backward, copies behind the forward, as far as they fit */

@@ -164,7 +164,7 @@ static bool open_model(struct run *run, enum run_purpose purpose, struct error *
   run->memory = run->device->k->allocate(run->device, bytes, e);
   if (!run->memory) {
     error_context(e, "the run needs %.2f GiB on this rank", (double)bytes / (1 << 30));
-    return error_hint(e, "`fp4d plan` shows where it goes; a smaller train.local_batch or train.recompute: all needs less");
+    return error_hint(e, "`fp4d plan` shows where it goes; a smaller train.local_batch, train.recompute: boundaries or all need less");
   }
   run->arena = arena_over(run->memory, bytes);
   if (!run_lay_out(run, purpose, e)) return false;
