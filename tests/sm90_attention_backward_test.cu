@@ -201,6 +201,31 @@ TEST(repeatable) {
   problem_free(&p);
 }
 
+/* dS made again, or kept in passes of one, two and all kv heads: the gradients are right each time, and how many a pass has makes no difference. */
+TEST(kept_scores) {
+  struct cuda_device *d = cuda_of(devices()->gpu);
+  const int64_t usual = d->attention_kept_most;
+  for (int documents = 0; documents < 2; documents++) {
+    struct problem p = problem_new({2, 280, 8, 2, documents ? 64 : 128}, documents ? 120 : 0, 1.5);
+    const int64_t unit = 4 * 15 * 8192; /* 4 heads, 15 pairs of tiles */
+    run(&p);
+    const struct matrix whole = p.gpu;
+    for (int64_t most : {unit, 2 * unit, 3 * unit + 5000}) {
+      p.gpu = rig_matrix(DTYPE_BF16, whole.rows, whole.cols);
+      d->attention_kept_most = most;
+      run(&p);
+      rig_same("other passes", &p.gpu, &whole);
+      free(p.gpu.data);
+    }
+    p.gpu = whole;
+    d->attention_kept_most = unit - 1;
+    run(&p);
+    compare(&p);
+    d->attention_kept_most = usual;
+    problem_free(&p);
+  }
+}
+
 /* d_out of tokens before t gives t and later ones no gradient. */
 TEST(causality) {
   struct problem p = problem_new({1, 190, 2, 1, 64}, 0, 1.5);
@@ -220,6 +245,7 @@ int main(void) {
   RUN(against_double);
   RUN(documents);
   RUN(repeatable);
+  RUN(kept_scores);
   RUN(causality);
   printf("# largest error: %.2f of what is allowed\n", worst);
   return test_report();

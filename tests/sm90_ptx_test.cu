@@ -403,6 +403,23 @@ TEST(ring_and_turns) {
     }
 }
 
+/* ---- transpose ---------------------------------------------------------------- */
+__global__ void transpose(uint32_t *y, const uint32_t *x) {
+  y[threadIdx.x] = sm90_transpose_8x8(x[threadIdx.x]);
+}
+
+TEST(transpose_in_a_warp) {
+  std::vector<uint32_t> x(64);
+  for (int i = 0; i < 64; i++) x[(size_t)i] = (uint32_t)(2 * i) | (uint32_t)(2 * i + 1) << 16; /* elements 8 row + column of two matrices */
+  device_array<uint32_t> from(x), to(64);
+  CUDA_LAUNCH(sm90_device(), transpose, 1, 64, 0, to.data(), from.data());
+  const std::vector<uint32_t> y = to.read();
+  for (int i = 0; i < 128; i++) {
+    const int matrix = i / 64, row = i % 64 / 8, column = i % 8;
+    CHECK_EQ_I64(y[(size_t)i / 2] >> i % 2 * 16 & 0xFFFF, matrix * 64 + 8 * column + row);
+  }
+}
+
 /* ---- exp2 --------------------------------------------------------------------- */
 __global__ void exponentials(float *y, const float *x, int n) {
   for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) y[i] = sm90_exp2(x[i]);
@@ -512,6 +529,7 @@ int main() {
   RUN(copies_of_bytes);
   RUN(pairs_in_bf16);
   RUN(ring_and_turns);
+  RUN(transpose_in_a_warp);
   RUN(exp2_approximate);
 #ifdef FP4D_CUDA_MODEL
   RUN(model_refuses);

@@ -37,6 +37,7 @@ struct cuda_device {
   cudaStream_t stream;
   char *scratch;
   int64_t scratch_bytes;
+  int64_t attention_kept_most; /* bytes of scratch for dS in attention's backward on Hopper; 0: none is kept */
   struct cuda_gemm *gemm;
   cudaEvent_t *event; /* [n_events] */
   int n_events;
@@ -204,7 +205,7 @@ void sm90_attention_backward(struct device *d, struct matrix *d_qkv, struct quan
                              const struct attention_gradient *g, const struct matrix *out, const float *lse, const struct matrix *qkv,
                              const struct attention_payload *payload, const int32_t *starts, const struct attention_shape *s);
 int64_t sm90_attention_forward_scratch_bytes(const struct extent *x);
-int64_t sm90_attention_backward_scratch_bytes(const struct extent *x);
+int64_t sm90_attention_backward_scratch_bytes(const struct cuda_device *d, const struct extent *x);
 }
 
 #endif

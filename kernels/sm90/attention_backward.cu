@@ -1,23 +1,27 @@
 /* Attention backward on Hopper, head_dim 64 and 128, BF16.
  *
- * Two kernels, each the only writer of what it makes: no atomic additions, the same
- * bits in every run.  P and dS are computed in both, which is 7 products where one
- * kernel that shares dQ has 5, and never leave registers: accumulators are the next
- * product's A operand as they lie.
+ * Every kernel is the only writer of what it makes: no atomic additions, the same
+ * bits in every run.  P and dS are operands of products as their accumulators lie.
  *
  *   summarise   of every query -lse * log2(e) and D = sum over columns of dO O
  *   keys        128 keys of a kv head: dK and dV, over the queries of its heads
  *                 S^T = K Q^T,  dP^T = V dO^T,  dV += P^T dO,  dK += dS^T Q
- *   queries     128 queries of a head: dQ, over the keys that they see
+ *   kept        256 queries of a head: dQ += dS K, of dS that `keys` has written
+ *   queries     128 queries of a head, where dS is not kept: dQ, over the keys that they see
  *                 S = Q K^T,  dP = dO V^T,  dQ += dS K
+ *
+ * Kept dS is S^2 bytes a head, written and read once while the tensor cores work on; where
+ * it is made twice there are 7 products in place of 5.  So it is kept where that of one kv
+ * head's queries has room in attention_kept_most bytes (kernels/cuda/cuda.h), for as many
+ * kv heads at a time as have: a pass.
  *
  * A producer thread copies tiles by TMA into a ring; two warpgroups have 64 keys or
  * queries each.  What one computes of scores hides behind the other's products, and
  * a warpgroup's next scores are queued behind its own last products.  Q and dO, K
  * and V are read as they are, along columns for scores and along rows for gradients.
  * Only tiles on the diagonal or at a document's edge are masked.  Long blocks first:
- * `keys` by order of launch, `queries` from a counter, so that its producer has the
- * next block's tiles while this one's gradient is written.
+ * `keys` by order of launch, `kept` by turns, `queries` from a counter, so that their
+ * producers have the next block's tiles while this one's gradient is written.
  *
  * What differs from the CPU backend's definition (kernels/cpu/attention.h):
  *   - sums run over tiles of 64 in the tensor cores' order; exp2 is the hardware's
@@ -26,6 +30,7 @@
  *   - a masked pair of a tile takes part with P = dS = 0: a NaN or infinity in a
  *     token reaches every token of its sample that shares a pair of tiles with it.
  */
+#include "kernels/sm90/attention_backward_kept.cuh"
 #include "kernels/sm90/attention_backward_keys.cuh"
 #include "kernels/sm90/attention_backward_queries.cuh"
 
@@ -63,10 +68,21 @@ __global__ void __launch_bounds__(256) summarise(struct statistics *to, const ui
 
 /* ---- launching -------------------------------------------------------------------------- */
 int64_t tiles_of(const struct attention_shape *s) { return (s->seq_len + TILE - 1) / TILE; }
-/* Statistics, then the counter. */
 int64_t statistics_bytes(const struct attention_shape *s) {
   return s->batch * s->n_heads * tiles_of(s) * static_cast<int64_t>(sizeof(struct statistics));
 }
+int64_t units_of(const struct attention_shape *s) { return s->batch * s->n_kv_heads; }
+/* dS of the queries of a kv head. */
+int64_t unit_bytes(const struct attention_shape *s) {
+  return s->n_heads / s->n_kv_heads * pairs_before(tiles_of(s)) * SCORES * static_cast<int64_t>(sizeof(uint16_t));
+}
+/* Kv heads of a pass; 0: dS is not kept. */
+int64_t units_of_pass(const struct attention_shape *s, int64_t most) {
+  const int64_t fit = most / unit_bytes(s), all = units_of(s);
+  return fit < all ? fit : all;
+}
+/* Scratch: statistics, the counter, dS of a pass. */
+int64_t kept_offset(const struct attention_shape *s) { return statistics_bytes(s) + 16; }
 
 template <int D>
 void launch(struct cuda_device *d, const struct matrix *d_qkv, const struct matrix *d_out, const struct matrix *out, const float *lse,
@@ -80,21 +96,36 @@ void launch(struct cuda_device *d, const struct matrix *d_qkv, const struct matr
   a.d_qkv = static_cast<uint16_t *>(d_qkv->data);
   a.next = reinterpret_cast<unsigned *>(d->scratch + statistics_bytes(s));
   const unsigned tiles = static_cast<unsigned>(a.tiles), heads = static_cast<unsigned>(s->n_heads), batch = static_cast<unsigned>(s->batch);
-  const unsigned blocks = static_cast<unsigned>(a.shape.tiles), items = batch * heads * blocks, units = batch * static_cast<unsigned>(s->n_kv_heads);
+  const unsigned blocks = static_cast<unsigned>(a.shape.tiles), items = batch * heads * blocks;
+  const unsigned sms = static_cast<unsigned>(d->sm_count);
+  const int units = static_cast<int>(units_of(s)), pass = static_cast<int>(units_of_pass(s, d->attention_kept_most));
   CUDA_REQUIRE(heads < 65536 && batch < 65536 && blocks < 65536, "attention of more heads, samples or blocks than a grid has");
-  cuda_keep_fault(d, cudaMemsetAsync(a.next, 0, sizeof *a.next, d->stream), "attention_backward");
   CUDA_LAUNCH(d, summarise<D>, dim3(tiles, heads, batch), 256, 0, statistics, static_cast<const uint16_t *>(d_out->data),
               static_cast<const uint16_t *>(out->data), lse, a.shape.seq_len);
   const CUtensorMap qkv_map = sm90_attention_map(d, qkv, s, TILE), d_out_map = sm90_attention_map(d, d_out, s, TILE);
-  CUDA_LAUNCH(d, keys<D>, dim3(units, blocks), THREADS, sizeof(keys_shared<D>), qkv_map, d_out_map, a);
-  CUDA_LAUNCH(d, queries<D>, items < static_cast<unsigned>(d->sm_count) ? items : static_cast<unsigned>(d->sm_count), THREADS,
-              sizeof(queries_shared<D>), qkv_map, d_out_map, a);
+  const auto pass_of = [&](int n) {
+    a.units = n;
+    CUDA_LAUNCH(d, keys<D>, dim3(static_cast<unsigned>(n), blocks), THREADS, sizeof(keys_shared<D>), qkv_map, d_out_map, a);
+  };
+  if (pass == 0) {
+    pass_of(units);
+    cuda_keep_fault(d, cudaMemsetAsync(a.next, 0, sizeof *a.next, d->stream), "attention_backward");
+    CUDA_LAUNCH(d, queries<D>, items < sms ? items : sms, THREADS, sizeof(queries_shared<D>), qkv_map, d_out_map, a);
+    return;
+  }
+  a.d_scores = reinterpret_cast<uint16_t *>(d->scratch + kept_offset(s));
+  for (; a.unit < units; a.unit += pass) {
+    pass_of(units - a.unit < pass ? units - a.unit : pass);
+    CUDA_LAUNCH(d, kept<D>, sms, KEPT_THREADS, sizeof(kept_shared<D>), qkv_map, a);
+  }
 }
 
 }  // namespace
 
-extern "C" int64_t sm90_attention_backward_scratch_bytes(const struct extent *x) {
-  return statistics_bytes(&x->attention) + static_cast<int64_t>(sizeof(unsigned));
+extern "C" int64_t sm90_attention_backward_scratch_bytes(const struct cuda_device *d, const struct extent *x) {
+  const struct attention_shape *s = &x->attention;
+  const int64_t all = units_of(s) * unit_bytes(s), most = d->attention_kept_most; /* no smaller shape needs more */
+  return kept_offset(s) + (all < most ? all : most);
 }
 
 extern "C" void sm90_attention_backward(struct device *dd, struct matrix *d_qkv, struct quantise_counts *counts, const struct matrix *d_out,
@@ -112,7 +143,7 @@ extern "C" void sm90_attention_backward(struct device *dd, struct matrix *d_qkv,
                "out and d_out must be [tokens, n_heads * head_dim]");
   struct extent x = {};
   x.attention = *s;
-  CUDA_REQUIRE(d->scratch_bytes >= sm90_attention_backward_scratch_bytes(&x), "scratch too small for attention's backward");
+  CUDA_REQUIRE(d->scratch_bytes >= sm90_attention_backward_scratch_bytes(d, &x), "scratch too small for attention's backward");
   if (s->head_dim == 128) launch<128>(d, d_qkv, d_out, out, lse, qkv, starts, s);
   else launch<64>(d, d_qkv, d_out, out, lse, qkv, starts, s);
 }

@@ -1,5 +1,5 @@
-/* What the two kernels of attention's backward share (attention_backward.cu): the ring
- * of tiles, products of tiles, and how a gradient is written. */
+/* What the kernels of attention's backward share (attention_backward.cu): the ring of
+ * tiles, products of tiles, where dS stands, and how a gradient is written. */
 #ifndef FP4D_KERNELS_SM90_ATTENTION_BACKWARD_CUH
 #define FP4D_KERNELS_SM90_ATTENTION_BACKWARD_CUH
 
@@ -15,6 +15,7 @@ enum {
   THREADS = 128 * (1 + CONSUMERS),
   STAGES = 4,
   RELEASES = 4 * CONSUMERS,   /* arrivals that free a tile: one a warp */
+  SCORES = TILE * TILE,       /* elements of dS of a pair of tiles */
   NO_ITEM = -1
 };
 
@@ -30,6 +31,8 @@ struct arguments {
   const int32_t *starts;                /* may be NULL */
   const struct statistics *statistics;  /* [batch * heads][tiles] */
   uint16_t *d_qkv;
+  uint16_t *d_scores;                   /* dS of the units of this pass; NULL: not kept */
+  int unit, units;                      /* of this pass: first kv head, counted over samples, and how many */
   unsigned *next;                       /* block of queries to be taken */
 };
 
@@ -39,6 +42,15 @@ __device__ __forceinline__ const int32_t *starts_of(const arguments &a, int samp
 
 __device__ __forceinline__ const struct statistics *statistics_of(const arguments &a, int sample, int head) {
   return a.statistics + (static_cast<int64_t>(sample) * a.shape.heads + head) * a.tiles;
+}
+
+/* Pairs of tiles of a head: (t, k) is its t (t + 1) / 2 + k-th. */
+__host__ __device__ __forceinline__ int64_t pairs_before(int64_t t) { return t * (t + 1) / 2; }
+
+/* dS of the pair (t, k) of a head, counted over the pass, in BF16 as its warps hold it: warp w of
+ * the 64 keys has [h][w][lane] as the four registers a[0..3] of dS^T's columns 16 h.. (kernels/sm90/ptx.h). */
+__device__ __forceinline__ uint16_t *d_scores_of(const arguments &a, int head, int t, int k) {
+  return a.d_scores + (head * pairs_before(a.tiles) + pairs_before(t) + k) * SCORES;
 }
 
 /* In a register that the compiler knows to be the same in all lanes. */
@@ -57,28 +69,30 @@ __device__ __forceinline__ uint32_t opaque(uint32_t x) {
 /* Where column `column` of row `row` stands in a tile. */
 __device__ __forceinline__ uint32_t tile_at(uint32_t row, uint32_t column) { return column / 64 * CHUNK + sm90_swizzled(row, column % 64); }
 
-/* ---- the ring: the n-th tile that a producer copies is in stage n % STAGES -------- */
-struct ring {
-  uint64_t full[STAGES], empty[STAGES];
+/* ---- the ring: the n-th tile that a producer copies is in stage n % N -------------- */
+template <int N> struct ring {
+  uint64_t full[N], empty[N];
 };
 
-__device__ void ring_init(struct ring *r) {
-  for (int i = 0; i < STAGES; i++) {
+template <int N> __device__ void ring_init(struct ring<N> *r, uint32_t releases) {
+  for (int i = 0; i < N; i++) {
     sm90_barrier_init(&r->full[i], 1);
-    sm90_barrier_init(&r->empty[i], RELEASES);
+    sm90_barrier_init(&r->empty[i], releases);
   }
 }
-__device__ __forceinline__ void ring_wait_full(struct ring *r, int n) { sm90_barrier_wait(&r->full[n % STAGES], static_cast<uint32_t>(n / STAGES) % 2); }
-__device__ __forceinline__ void ring_wait_empty(struct ring *r, int n) {
-  sm90_barrier_wait(&r->empty[n % STAGES], static_cast<uint32_t>(n / STAGES + 1) % 2);
+template <int N> __device__ __forceinline__ void ring_wait_full(struct ring<N> *r, int n) {
+  sm90_barrier_wait(&r->full[n % N], static_cast<uint32_t>(n / N) % 2);
+}
+template <int N> __device__ __forceinline__ void ring_wait_empty(struct ring<N> *r, int n) {
+  sm90_barrier_wait(&r->empty[n % N], static_cast<uint32_t>(n / N + 1) % 2);
 }
 /* One arrival a warp, when all of its threads are done. */
 __device__ __forceinline__ void release(uint64_t *empty) {
   if (threadIdx.x % 32 == 0) sm90_barrier_arrive(empty);
 }
-__device__ __forceinline__ void ring_release(struct ring *r, int n) { release(&r->empty[n % STAGES]); }
-/* Tiles n..end-1 are for the other warpgroup alone. */
-__device__ __forceinline__ int ring_pass(struct ring *r, int n, int end) {
+template <int N> __device__ __forceinline__ void ring_release(struct ring<N> *r, int n) { release(&r->empty[n % N]); }
+/* Tiles n..end-1 are for other warpgroups alone. */
+template <int N> __device__ __forceinline__ int ring_pass(struct ring<N> *r, int n, int end) {
   for (; n < end; n++) {
     ring_wait_full(r, n);
     ring_release(r, n);

@@ -18,7 +18,7 @@ template <int D> struct keys_shared {
   } stage[STAGES];
   struct statistics statistics[STAGES];
   uint64_t ready;
-  struct ring ring;
+  struct ring<STAGES> ring;
 };
 
 /* How many queries of a sample may see `key`: their starts, which ascend, are at most that.  By a whole warp. */
@@ -79,7 +79,15 @@ __device__ __forceinline__ void mask_keys(float (&scores)[TILE / 2], int key, in
   }
 }
 
-template <int D> __device__ void keys_consume(keys_shared<D> *m, const arguments &a, int w, int sample, int kv_head, int block_key, span block) {
+/* Where this thread's part of dS stands (d_scores_of), which goes out while nobody waits for it. */
+__device__ __forceinline__ void keep_scores(uint16_t *tile, const uint32_t (&ds16)[TILE / 16][4]) {
+  uint4 *to = reinterpret_cast<uint4 *>(tile) + threadIdx.x % 128;
+#pragma unroll
+  for (int h = 0; h < TILE / 16; h++) __stcs(to + h * 128, uint4{ds16[h][0], ds16[h][1], ds16[h][2], ds16[h][3]});
+}
+
+template <int D>
+__device__ void keys_consume(keys_shared<D> *m, const arguments &a, int w, int sample, int kv_head, int unit, int block_key, span block) {
   const int32_t *starts = starts_of(a, sample);
   const int key = block_key + w * TILE;
   const span own = queries_of(a, starts, key, key + TILE - 1);
@@ -96,6 +104,7 @@ template <int D> __device__ void keys_consume(keys_shared<D> *m, const arguments
   int n = 0;
   for (int head = 0; head < a.shape.group; head++) {
     n = ring_pass(&m->ring, n, n + own.begin - block.begin);
+    uint16_t *d_scores = d_scores_of(a, unit * a.shape.group + head, own.begin, key / TILE);
     for (int t = own.begin; t < own.end; t++, n++) {
       const uint16_t *q = m->stage[n % STAGES].q, *d_out = m->stage[n % STAGES].d_out;
       const struct statistics *statistics = &m->statistics[n % STAGES];
@@ -131,6 +140,10 @@ template <int D> __device__ void keys_consume(keys_shared<D> *m, const arguments
         ds16[j / 2][j % 2 * 2] = sm90_bf16_pair(dp[4 * j], dp[4 * j + 1]);
         ds16[j / 2][j % 2 * 2 + 1] = sm90_bf16_pair(dp[4 * j + 2], dp[4 * j + 3]);
       }
+      if (a.d_scores) {
+        keep_scores(d_scores, ds16);
+        d_scores += (t + 1) * SCORES;
+      }
       written(ds16);
       sm90_wgmma_fence();
       issue_sum<D>(dk, ds16, q);
@@ -150,15 +163,15 @@ template <int D> __device__ void keys_consume(keys_shared<D> *m, const arguments
   store<D>(to + a.shape.kv_heads * D, stride, a.shape.seq_len - key, dv, 1.0f, m->v[w]);
 }
 
-/* Grid: kv heads of all samples, blocks of keys: the first keys, which most queries see, start first. */
+/* Grid: kv heads of the pass, blocks of keys: the first keys, which most queries see, start first. */
 template <int D>
 __global__ void __launch_bounds__(THREADS, 1) keys(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap d_out,
                                                    const __grid_constant__ arguments a) {
   CUDA_DYNAMIC_SHARED(keys_shared<D>, m);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128), unit = static_cast<int>(blockIdx.x);
-  const int sample = unit / a.shape.kv_heads, kv_head = unit % a.shape.kv_heads, key = static_cast<int>(blockIdx.y) * BLOCK;
+  const int sample = (a.unit + unit) / a.shape.kv_heads, kv_head = (a.unit + unit) % a.shape.kv_heads, key = static_cast<int>(blockIdx.y) * BLOCK;
   if (threadIdx.x == 0) {
-    ring_init(&m->ring);
+    ring_init(&m->ring, RELEASES);
     sm90_barrier_init(&m->ready, 1);
     sm90_barrier_init_fence();
   }
@@ -169,7 +182,7 @@ __global__ void __launch_bounds__(THREADS, 1) keys(const __grid_constant__ CUten
     if (threadIdx.x == 0) keys_produce<D>(m, &qkv, &d_out, a, sample, kv_head, key, block);
   } else {
     sm90_registers_more<240>();
-    keys_consume<D>(m, a, warpgroup - 1, sample, kv_head, key, block);
+    keys_consume<D>(m, a, warpgroup - 1, sample, kv_head, unit, key, block);
   }
 }
 

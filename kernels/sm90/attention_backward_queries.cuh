@@ -16,7 +16,7 @@ template <int D> struct queries_shared {
   } stage[STAGES];
   struct statistics statistics[CONSUMERS];
   uint64_t ready, taken;
-  struct ring ring;
+  struct ring<STAGES> ring;
   int item; /* that q and d_out hold; NO_ITEM: there are no more */
 };
 
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(THREADS, 1) queries(const __grid_constant__ CU
   CUDA_DYNAMIC_SHARED(queries_shared<D>, m);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (threadIdx.x == 0) {
-    ring_init(&m->ring);
+    ring_init(&m->ring, RELEASES);
     sm90_barrier_init(&m->ready, 1);
     sm90_barrier_init(&m->taken, RELEASES);
     sm90_barrier_init_fence();

@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-#include "kernels/cuda/model/fibers.h"
+#include "kernels/cuda/model/device.h"
 #include "kernels/sm90/model_internal.h"
 
 namespace {
@@ -254,6 +254,14 @@ static void named_barrier(int id, int threads, bool wait, const char *file, int 
 }
 void sm90_named_barrier_sync(int id, int threads, const char *file, int line) { named_barrier(id, threads, true, file, line); }
 void sm90_named_barrier_arrive(int id, int threads, const char *file, int line) { named_barrier(id, threads, false, file, line); }
+
+uint32_t sm90_transpose_8x8(uint32_t x, const char *file, int line) {
+  const int lane = cuda_model_lane(), row = lane / 4, pair = lane % 4;
+  uint32_t y = 0;
+  for (int e = 0; e < 2; e++) /* from row 2 pair + e, column `row` */
+    y |= (cuda_model_shuffle(0xFFFFFFFFu, x, (2 * pair + e) * 4 + row / 2, file, line) >> row % 2 * 16 & 0xFFFFu) << 16 * e;
+  return y;
+}
 
 float sm90_exp2(float x) {
   const float y = exp2f(fabsf(x) < 0x1p-126f ? 0.0f : x);

@@ -98,6 +98,7 @@ template <int R> SM90_DEVICE void sm90_registers_more() { sm90_model_registers(R
 template <int R> SM90_DEVICE void sm90_registers_fewer() { sm90_model_registers(R); }
 void sm90_named_barrier_sync(int id, int threads, SM90_MODEL_HERE);
 void sm90_named_barrier_arrive(int id, int threads, SM90_MODEL_HERE);
+uint32_t sm90_transpose_8x8(uint32_t x, SM90_MODEL_HERE);
 SM90_DEVICE uint32_t sm90_bf16_pair(float low, float high) { return (uint32_t)bf16_encode(low) | (uint32_t)bf16_encode(high) << 16; }
 float sm90_exp2(float x);
 

@@ -57,6 +57,8 @@
  * Others
  *   sm90_registers_more<R>(), sm90_registers_fewer<R>()   registers a thread from here on; a whole warpgroup
  *   sm90_named_barrier_sync(id, n), _arrive(id, n)        hardware barrier 1..15 of n threads, whole warps
+ *   sm90_transpose_8x8(x)         of 8 x 8 16-bit elements in a warp, lane l with columns 2 (l % 4) (low half) and
+ *                                 2 (l % 4) + 1 of row l / 4, the same of the transposed matrix; all 32 lanes
  *   sm90_bf16_pair(low, high)     both rounded to nearest even, in the halves of a register
  *   sm90_exp2(x)                  2^x, relative error within 2^-22; subnormal arguments and results are zero
  */
