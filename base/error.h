@@ -16,7 +16,7 @@ enum error_code {
   ERROR_NONE = 0,           /* done */
   ERROR_USAGE = 64,         /* unknown command, flag or argument */
   ERROR_DATA = 65,          /* corpus, token stream or tokenizer unusable */
-  ERROR_DEVICE = 69,        /* backend or device absent, or it cannot execute what is asked */
+  ERROR_DEVICE = 69,        /* backend or device absent, in a fault, or it cannot execute what is asked */
   ERROR_INTERNAL = 70,      /* a defect of fp4d itself */
   ERROR_SYSTEM = 71,        /* memory, threads, a file outside the kinds named here */
   ERROR_CHECKPOINT = 74,    /* checkpoint absent, damaged or not writable */

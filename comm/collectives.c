@@ -23,7 +23,7 @@ bool comm_mpi_error(int result, const char *what, struct error *e) {
 }
 
 bool comm_mpi_failed(struct comm *c, int result, const char *what, struct error *e) {
-  c->broken = true;
+  c->broken = ERROR_COMMUNICATION;
   return comm_mpi_error(result, what, e);
 }
 
@@ -180,6 +180,8 @@ bool comm_barrier(struct comm *c, struct error *e) {
   int result = MPI_Barrier(c->ranks);
   return end_wait(c, result == MPI_SUCCESS || comm_mpi_failed(c, result, "barrier", e));
 }
+
+bool comm_is_broken(const struct comm *c) { return c->broken != ERROR_NONE; }
 
 bool comm_agree(struct comm *c, bool good, struct error *e) {
   if (c->world == 1) return good;

@@ -66,7 +66,7 @@ void comm_enter(struct comm *c, enum comm_phase phase, const char *operation, in
 
 /* Collectives over all ranks; world 1 returns at once.  In place.  All ranks
  * pass the same n.  A false return (ERROR_COMMUNICATION) means a broken world:
- * end with comm_abort (comm_close does so by itself then). */
+ * end with comm_abort (comm_close does so by itself then, with the code of what broke it). */
 bool comm_sum_f64(struct comm *c, double *x, int64_t n, struct error *e); /* in rank order */
 bool comm_sum_i64(struct comm *c, int64_t *x, int64_t n, struct error *e); /* wraps around */
 bool comm_max_f64(struct comm *c, double *x, int64_t n, struct error *e); /* NaN where any rank has NaN */
@@ -75,6 +75,9 @@ bool comm_broadcast(struct comm *c, void *x, int64_t bytes, int root, struct err
 /* all[world * bytes] gets every rank's x[bytes], in rank order. */
 bool comm_gather_all(struct comm *c, void *all, const void *x, int64_t bytes, struct error *e);
 bool comm_barrier(struct comm *c, struct error *e);
+
+/* Whether a collective or an exchange has failed on this rank, which the others may not know. */
+bool comm_is_broken(const struct comm *c);
 
 /* True on every rank iff `good` on every rank; where not, *e on every rank is
  * the first failing rank's error (its rank named). The way to fail together. */

@@ -68,7 +68,7 @@ bool comm_finish(struct comm *c, int64_t ticket, struct error *e) {
   if (good)
     x->finished = ticket;
   else
-    c->broken = true;
+    c->broken = e->code;
   return good;
 }
 
@@ -90,7 +90,7 @@ void comm_exchange_close(struct comm *c) {
   struct error e;
   if (!x) return;
   if (!c->broken && !comm_finish_all(c, &e)) log_failure(&e);
-  if (c->broken) comm_abort(c, ERROR_COMMUNICATION); /* the transport may hold memory of the caller's for ever */
+  if (c->broken) comm_abort(c, c->broken); /* the transport may hold memory of the caller's for ever */
   x->transport->close(x->state);
   c->exchange = NULL;
   free(x);

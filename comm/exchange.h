@@ -65,8 +65,8 @@ int64_t comm_all_gather_begin(struct comm *c, const struct comm_part *parts, int
 
 /* Waits until this exchange, and with it every one that was begun before it, is done
  * on this rank; of device memory: until it is certain that it comes before what the
- * device is told next.  False: ERROR_COMMUNICATION, a broken world (comm.h): no exchange
- * after the one that failed is carried out. */
+ * device is told next.  False: ERROR_COMMUNICATION, or ERROR_DEVICE where this rank's device
+ * is in a fault; a broken world (comm.h): no exchange after the one that failed is carried out. */
 bool comm_finish(struct comm *c, int64_t ticket, struct error *e);
 bool comm_finish_all(struct comm *c, struct error *e);
 

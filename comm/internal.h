@@ -64,7 +64,7 @@ struct watch {
 struct comm {
   int rank, world, local_rank, local_world;
   bool mpi;          /* MPI is initialised and ours to finalise */
-  bool broken;       /* a collective failed: no more agreement is possible */
+  enum error_code broken; /* a collective or an exchange failed with this: no more agreement is possible; 0: whole */
   MPI_Comm ranks;    /* collectives of the caller's thread */
   MPI_Comm beats;    /* heartbeats */
   char *topology;

@@ -231,7 +231,7 @@ struct comm *comm_open(int expected_world, struct error *e) {
 
   if (c->broken) { /* the others may be waiting for this rank */
     if (e) log_failure(e);
-    comm_abort(c, ERROR_COMMUNICATION);
+    comm_abort(c, c->broken);
   }
   if (c->world > 1 && e) {
     if (c->rank == 0) log_failure(e);
@@ -246,7 +246,7 @@ struct comm *comm_open(int expected_world, struct error *e) {
 
 void comm_close(struct comm *c) {
   struct error e;
-  if (c->broken) comm_abort(c, ERROR_COMMUNICATION);
+  if (c->broken) comm_abort(c, c->broken);
   comm_enter(c, COMM_FINISH, "close", c->watch.update);
   comm_exchange_close(c);
   if (!comm_barrier(c, &e)) {

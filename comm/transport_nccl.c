@@ -193,7 +193,7 @@ static void fail(struct engine *g, const struct error *e) {
   pthread_mutex_lock(&g->lock);
   g->failed = true;
   g->error = *e;
-  g->error.code = ERROR_COMMUNICATION;
+  if (e->code != ERROR_DEVICE) g->error.code = ERROR_COMMUNICATION;
   error_context(&g->error, "rank %d %s", g->comm->rank, place);
   pthread_cond_broadcast(&g->caller_wake);
   while (!g->told && !g->leave && pthread_cond_timedwait(&g->thread_wake, &g->lock, &until) != ETIMEDOUT) {
@@ -203,7 +203,7 @@ static void fail(struct engine *g, const struct error *e) {
   if (told) return;
   log_failure(&g->error);
   if (leave) return; /* every exchange was finished by the caller */
-  comm_abort(g->comm, ERROR_COMMUNICATION);
+  comm_abort(g->comm, g->error.code);
 }
 
 static void abort_link(void *argument) {

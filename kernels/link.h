@@ -10,6 +10,9 @@
  *   end(slot)
  *   follow(slot)                      operations begun from now on come after the exchange
  *
+ * Errors are the library's, ERROR_COMMUNICATION, or ERROR_DEVICE: the device is in a fault,
+ * which the library may be the first to meet.
+ *
  * None of them waits for the device.  ready, follow and waited are the caller's thread's;
  * open and all others are those of one thread that carries exchanges out, but abort, which
  * any thread may call.  A device has one link at most.
@@ -66,7 +69,7 @@ struct links {
   /* Begins to join; state tells when it is done.  NULL with *e. */
   struct link *(*open)(struct device *d, const char id[LINK_ID_BYTES], int rank, int world, int most, struct error *e);
 
-  /* The library's, without waiting. LINK_FAILED with *e = ERROR_COMMUNICATION. */
+  /* The library's, without waiting. LINK_FAILED with *e. */
   enum link_state (*state)(struct link *l, struct error *e);
 
   void (*ready)(struct link *l, int slot);

@@ -104,9 +104,23 @@ def test_an_error_of_the_library():
     check(re.search(r"rank 1 (waiting )?in '(backward|optimizer)' of update \d: NCCL: asynchronous error: remote process exited", text), "whose error", text)
 
 
-def ended(np, *words, **more):
+def test_a_fault_of_the_device():
+    """Sticky, of one rank's device, which the exchanges' thread meets: by its events, or by the library that only says that
+    a call of its failed.  It is the device's, by code and words, whether the caller's thread comes for it or not."""
+    on_the_model()
+    for told in (False, True):
+        after = lambda groups: {"FP4D_MODEL_FAULT": f"{groups}/1", **({"FP4D_MODEL_NCCL_ERROR": f"{groups}/1"} if told else {})}
+        text = ended(3, "train", 9, code=DEVICE, **after(8))
+        check(re.search(r"GPU 1: .*an illegal memory access", text) and "NCCL" not in text, "the device's fault", text)
+        text = ended(3, "away", 1, code=DEVICE, **after(18))
+        check(re.search(r"\[r1\] error: rank 1 in 'backward' of update 7: GPU 1: .*an illegal memory access", text) and "NCCL" not in text,
+              "place and fault", text)
+
+
+def ended(np, *words, code=COMMUNICATION, **more):
+    wanted = code
     code, text, seconds = world(np, *words, **more)
-    check(code == COMMUNICATION, f"exit code {code}", text)
+    check(code == wanted, f"exit code {code}", text)
     check(seconds < SOON, f"{seconds:.1f} s", text)
     return text
 

@@ -116,6 +116,14 @@ def test_two_ranks_follow_one():
         check(abs(a - b) <= (1e-5 if i == 0 else 2e-2) * a, f"update {i + 1}: {b} beside {a}", str((one, two)))
 
 
+def test_a_fault_of_one_device():
+    """While gradients are exchanged: the device's exit code, from the rank that has it."""
+    if GPU:
+        raise Skipped("on the host model")
+    out = place.train("faulted", {"run.backend": BACKEND}, 2, environment={"FP4D_MODEL_GPUS": "2", "FP4D_MODEL_FAULT": "2/1"})
+    out.expect(DEVICE, r"\[r1\] error: rank 1 .*in '[a-z ]+' of update 1: GPU 1: .*an illegal memory access was encountered")
+
+
 def test_collectives_are_measured():
     """Ours beside the library's own; alone what one can."""
     for np in (0, 2):

@@ -124,7 +124,7 @@ void help_overview(FILE *out) {
       {ERROR_NONE, "what was asked for is done"},
       {ERROR_USAGE, "unknown command, flag or argument"},
       {ERROR_DATA, "corpus, token stream or tokenizer unusable"},
-      {ERROR_DEVICE, "backend absent, or it cannot execute what is asked"},
+      {ERROR_DEVICE, "backend or device absent, in a fault, or it cannot execute what is asked"},
       {ERROR_INTERNAL, "a defect of fp4d"},
       {ERROR_SYSTEM, "memory, threads, files"},
       {ERROR_CHECKPOINT, "checkpoint absent, damaged or not writable"},

@@ -244,8 +244,8 @@ int run_leave(struct run *run, bool good, struct error *e) {
     run_close(run);
     return ERROR_NONE;
   }
-  /* A broken connection is this rank's own news: the others may be waiting. */
-  const bool alone = e->code == ERROR_COMMUNICATION && run->comm && run->world > 1;
+  /* A broken world is this rank's own news: the others may be waiting. */
+  const bool alone = run->comm && run->world > 1 && (e->code == ERROR_COMMUNICATION || comm_is_broken(run->comm));
   if (e->message[0] && (run->rank == 0 || alone)) {
     if (e->code == ERROR_PREEMPTED)
       log_info("%s (%s)", e->message, e->hint);

@@ -40,7 +40,11 @@ bool cuda_failed(const struct link *l, cudaError_t code, const char *what, struc
   return error_set(e, ERROR_DEVICE, "GPU %d: %s: %s (%s)", l->device->ordinal, what, cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
+/* Where the device is in a fault the library only passes on that one of its calls failed. */
 bool nccl_failed(const struct link *l, int result, const char *what, struct error *e) {
+  const cudaError_t fault = l->wire ? cudaStreamQuery(l->wire) : cudaSuccess;
+  if (fault != cudaSuccess && fault != cudaErrorNotReady) return cuda_failed(l, fault, what, e);
+  (void)cudaGetLastError();
   const char *last = l->comm ? l->nccl->GetLastError(l->comm) : NULL;
   error_set(e, ERROR_COMMUNICATION, "NCCL: %s: %s%s%.200s", what, l->nccl->GetErrorString(result), last && last[0] ? ": " : "", last ? last : "");
   return error_hint(e, "NCCL_DEBUG=INFO has the library say more");

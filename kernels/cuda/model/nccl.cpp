@@ -9,7 +9,9 @@
  * A group reaches its stream only when CommGetAsyncError has said that it is launched, which
  * takes some looks, so an event that is recorded earlier does not come after it.
  *
- * FP4D_MODEL_NCCL_ERROR=N/R: rank R's communicator meets an error after N groups. */
+ * FP4D_MODEL_NCCL_ERROR=N/R: rank R's communicator meets an error after N groups;
+ * FP4D_MODEL_FAULT=N/R: its device is in a fault after N groups, which the library tells of only
+ * where FP4D_MODEL_NCCL_ERROR has it. */
 #include "kernels/cuda/nccl.h"
 
 #include <fcntl.h>
@@ -27,7 +29,7 @@
 
 namespace {
 
-enum { MOST = 8, RING = 32 << 10, REMOTE_ERROR = 6 };
+enum { MOST = 8, RING = 32 << 10, UNHANDLED_CUDA_ERROR = 1, REMOTE_ERROR = 6 };
 
 /* Bytes from one rank to another. */
 struct ring {
@@ -71,7 +73,7 @@ struct nccl_comm {
   std::vector<struct part> *pending; /* a group that is not launched yet, for `stream` */
   cudaStream_t stream;
   uint64_t sent[MOST], received[MOST], last;
-  int groups, error_after;
+  int groups, error_after, fault_after; /* -1: never */
 };
 
 namespace {
@@ -188,8 +190,15 @@ int get_unique_id(struct nccl_id *id) {
   return NCCL_SUCCESS;
 }
 
-const char *error_string(int result) { return result == NCCL_INVALID_USAGE ? "invalid usage" : result == REMOTE_ERROR ? "remote process exited or there was a network error" : "no error"; }
+const char *error_string(int result) { return result == NCCL_INVALID_USAGE ? "invalid usage" : result == UNHANDLED_CUDA_ERROR ? "unhandled cuda error" : result == REMOTE_ERROR ? "remote process exited or there was a network error" : "no error"; }
 const char *last_error(struct nccl_comm *) { return ""; }
+
+/* After how many groups `variable` has something happen to this rank; -1: never. */
+int groups_until(const char *variable, int rank) {
+  int groups, whose;
+  const char *text = getenv(variable);
+  return text && sscanf(text, "%d/%d", &groups, &whose) == 2 && whose == rank ? groups : -1;
+}
 
 int init_rank(struct nccl_comm **out, int world, struct nccl_id id, int rank, struct nccl_config *config) {
   if (config->size != sizeof *config || config->magic != (unsigned)NCCL_CONFIG_MAGIC || config->version != NCCL_CONFIG_VERSION)
@@ -208,10 +217,8 @@ int init_rank(struct nccl_comm **out, int world, struct nccl_id id, int rank, st
   c->owner = pthread_self();
   c->looks = 3;
   c->joining = true;
-  c->error_after = -1;
-  int groups, whose;
-  const char *error = getenv("FP4D_MODEL_NCCL_ERROR");
-  if (error && sscanf(error, "%d/%d", &groups, &whose) == 2 && whose == rank) c->error_after = groups;
+  c->error_after = groups_until("FP4D_MODEL_NCCL_ERROR", rank);
+  c->fault_after = groups_until("FP4D_MODEL_FAULT", rank);
   if (c->area->attached.fetch_add(1) + 1 == world) shm_unlink(id.internal);
   *out = c;
   return NCCL_IN_PROGRESS;
@@ -221,7 +228,7 @@ int async_error(struct nccl_comm *c, int *result) {
   if (c->aborted) cuda_model_fail("NCCL: ncclCommGetAsyncError after ncclCommAbort");
   *result = NCCL_SUCCESS;
   if (c->error_after >= 0 && c->groups > c->error_after) {
-    *result = REMOTE_ERROR;
+    *result = cuda_model_machine.fault != cudaSuccess ? UNHANDLED_CUDA_ERROR : REMOTE_ERROR;
     return NCCL_SUCCESS;
   }
   const bool waits = (c->joining && c->area->attached.load() < c->world) || (c->finalizing && !cuda_model_reached(c->stream, c->last));
@@ -293,7 +300,7 @@ int group_end() {
   if (c->stream && c->stream != group_stream) cuda_model_fail("NCCL: a communicator on two streams");
   c->stream = group_stream;
   c->pending = group;
-  c->groups++;
+  if (++c->groups > c->fault_after && c->fault_after >= 0) cuda_model_machine.fault = cudaErrorIllegalAddress;
   c->looks = 1 + (int)(cuda_model_random() % 3);
   return NCCL_IN_PROGRESS;
 }

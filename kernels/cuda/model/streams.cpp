@@ -113,6 +113,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   return cuda_model_machine.fault;
 }
 
+cudaError_t cudaStreamQuery(cudaStream_t s) {
+  if (cuda_model_machine.fault != cudaSuccess) return cuda_model_machine.fault;
+  const std::lock_guard<std::recursive_mutex> held(machine);
+  return s->done == s->given ? cudaSuccess : cudaErrorNotReady;
+}
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
   *event = new cuda_model_event{NULL, 0, flags, 0};
   return cudaSuccess;
@@ -145,19 +151,24 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t event, unsigned) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (cuda_model_machine.fault != cudaSuccess) return cuda_model_machine.fault;
   const std::lock_guard<std::recursive_mutex> held(machine);
   const bool haste = !lazy() || one_in(4);
   return !event->place || (haste ? run_to(event->stream, event->place) : event->stream->done >= event->place) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  while (cudaEventQuery(event) != cudaSuccess) rest();
-  return cudaSuccess;
+  cudaError_t code;
+  while ((code = cudaEventQuery(event)) == cudaErrorNotReady) rest();
+  return code;
 }
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   if ((begin->flags | end->flags) & cudaEventDisableTiming) cuda_model_fail("the time of an event that has none");
-  if (cudaEventQuery(begin) != cudaSuccess || cudaEventQuery(end) != cudaSuccess) return cudaErrorNotReady;
+  for (cudaEvent_t event : {begin, end}) {
+    const cudaError_t code = cudaEventQuery(event);
+    if (code != cudaSuccess) return code;
+  }
   *milliseconds = (float)((end->seconds - begin->seconds) * 1e3);
   return cudaSuccess;
 }
