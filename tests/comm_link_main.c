@@ -6,6 +6,7 @@
  * otherwise, and every exchange goes through NCCL to this rank.  Other modes are faults. */
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "comm/internal.h"
@@ -230,6 +231,20 @@ static void same_device(const struct device *d, char text[LINK_NAME]) {
   snprintf(text, LINK_NAME, "GPU-1");
 }
 
+static bool stuck_transfer(struct link *l, int half, const struct link_transfer *t, int n, struct error *e) {
+  (void)l, (void)half, (void)t, (void)n, (void)e;
+  sleep_s(300);
+  return true;
+}
+static void stuck_close(struct link *l, bool finish) {
+  (void)l, (void)finish;
+  sleep_s(300);
+}
+static enum link_state always_busy(struct link *l, struct error *e) {
+  (void)l, (void)e;
+  return LINK_BUSY;
+}
+
 static void take_defect(const char *name) {
   if (!name) return;
   if (strcmp(name, "no-ready") == 0) links.ready = never_ready;
@@ -241,13 +256,10 @@ static void take_defect(const char *name) {
   if (strcmp(name, "order") == 0) links.transfer = transfer_swapped;
   if (strcmp(name, "gather-offset") == 0) links.gather = gather_beside;
   if (strcmp(name, "no-look") == 0) links.state = always_idle;
+  if (strcmp(name, "stuck-call") == 0) links.transfer = stuck_transfer;
+  if (strcmp(name, "stuck-abort") == 0) links.close = stuck_close;
+  if (strcmp(name, "busy") == 0) links.state = always_busy;
   if (strcmp(name, "one-gpu") == 0) links.identity = same_device;
-}
-
-static bool stuck_transfer(struct link *l, int half, const struct link_transfer *t, int n, struct error *e) {
-  (void)l, (void)half, (void)t, (void)n, (void)e;
-  sleep_s(300);
-  return true;
 }
 
 /* Nine updates; in the seventh RANK's exchange is not handed over, its device never comes to it, or its caller's thread does not ("away"). */
@@ -289,6 +301,18 @@ static int train(const char *mode, int victim) {
   return 0;
 }
 
+static int hello(void) {
+  struct error e = {0};
+  bool stuck;
+  if (!hello_link(device, 2, &stuck, &e)) {
+    log_failure(&e);
+    if (stuck) _exit((int)e.code);
+  }
+  device->k->close(device);
+  comm_close(joined);
+  return (int)e.code;
+}
+
 int main(int argc, char **argv) {
   struct error e = {0};
   if (argc < 2) return ERROR_USAGE;
@@ -300,18 +324,13 @@ int main(int argc, char **argv) {
   log_setup(comm_rank(joined), comm_world(joined), LOG_INFO);
   device = device_open_rank("sm90", 1, comm_local_rank(joined), &e);
   if (!device) end(&e);
-  if (strcmp(argv[1], "hello") == 0) {
-    if (!hello_link(device, &e)) end(&e);
-    device->k->close(device);
-    comm_close(joined);
-    return 0;
-  }
   real = device->k->links;
   links = *real;
   table = *device->k;
   table.links = &links;
   take_defect(getenv("DEFECT"));
   device->k = &table;
+  if (strcmp(argv[1], "hello") == 0) return hello();
   const struct comm_device whose = {device, device_memory(STAGING), STAGING};
   transport = comm_transport_nccl.open(joined, &whose, SHAPES, &e);
   if (!transport) end(&e);

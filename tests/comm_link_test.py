@@ -65,6 +65,20 @@ def test_hello():
         check(code == 0, f"exit code {code}", text)
 
 
+def test_a_hello_that_hangs():
+    """The step that the library does not come back from, or does not end, is said; a failure before an abort that hangs, too."""
+    on_the_model()
+    for defect, more, words in (("stuck-call", {}, r"NCCL: a send to itself takes longer than 2 s \(NCCL_DEBUG"),
+                                ("busy", {}, r"NCCL: joining a world of one takes longer than 2 s \(NCCL_DEBUG"),
+                                ("stuck-abort", {}, r"NCCL: its abort takes longer than 3 s \(NCCL_DEBUG"),
+                                ("stuck-abort", {"FP4D_MODEL_NCCL_ERROR": "0/0"},
+                                 r"its abort takes longer than 3 s, after: NCCL: asynchronous error: remote process exited"),
+                                ("none", {"FP4D_MODEL_NCCL_ERROR": "0/0"}, r"error: NCCL: asynchronous error: remote process exited")):
+        code, text, seconds = world(1, "hello", DEFECT=defect, **more)
+        check(code == COMMUNICATION and seconds < SOON, f"{defect}: exit code {code} after {seconds:.1f} s", text)
+        check(re.search(words, text), f"{defect}: what and how long", text)
+
+
 def on_the_model():
     if GPU:
         raise Skipped("on the host model")

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -19,6 +20,8 @@
 #include "trainer/hello_link.h"
 #include "trainer/machine.h"
 #include "trainer/version.h"
+
+#define HELLO_S 60. /* of each step of NCCL's */
 
 struct doctor_arguments {
   const char *folder;
@@ -34,6 +37,7 @@ struct visit {
   bool speaks; /* rank 0 */
   enum error_code first; /* kind of the first problem */
   int problems;
+  bool stuck; /* a thread stands in NCCL for good */
 };
 
 static void say(const struct visit *v, const char *state, const char *subject, const char *format, ...) __attribute__((format(printf, 4, 5)));
@@ -143,12 +147,12 @@ static void see_nccl(struct visit *v, const struct gpus_found *found) {
   const char *multicast = getenv("NCCL_NVLS_ENABLE");
   const double t0 = clock_seconds();
   struct device *d = device_open_rank(found->gpu[first].backend, 0, first, &e);
-  if (d && hello_link(d, &e))
+  if (d && hello_link(d, HELLO_S, &v->stuck, &e))
     say(v, "ok", "nccl", "%s: GPU %d joined a world of one, sent to itself, summed, gathered and aborted it in %.1f s; NCCL_NVLS_ENABLE %s", version, first,
         clock_seconds() - t0, multicast ? multicast : "not set");
   else
     say_problem(v, "nccl", &e);
-  if (d) d->k->close(d);
+  if (d && !v->stuck) d->k->close(d);
 }
 
 static void see_gpus(struct visit *v) {
@@ -270,5 +274,8 @@ int command_doctor(int argc, char **argv) {
   if (v.speaks) see_disk(&v, a.folder);
   if (v.speaks) printf("\n%d problem%s\n", v.problems, v.problems == 1 ? "" : "s");
   comm_close(c);
-  return v.problems ? (int)v.first : ERROR_NONE;
+  const int code = v.problems ? (int)v.first : ERROR_NONE;
+  if (!v.stuck) return code;
+  fflush(stdout);
+  _exit(code);
 }
