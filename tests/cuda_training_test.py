@@ -11,7 +11,7 @@ import os
 import re
 import sys
 
-from fp4d import BUILD, DEVICE, DONE, PREEMPTED, PROGRAM, Place, Skipped, check, main, same
+from fp4d import BUILD, COMMUNICATION, DEVICE, DONE, PREEMPTED, PROGRAM, SYSTEM, Place, Skipped, check, main, same
 
 BACKEND = os.environ.get("BACKEND", "sm90")
 GPU = bool(os.environ.get("GPU"))
@@ -137,6 +137,25 @@ def test_collectives_are_measured():
         for r in rows:
             check(r["world"] == max(np, 1) and r["bytes"] == 1 << 20, "row", str(r))
             check(abs(r["bus_bytes_per_second"] - r["bytes_per_second"] * (r["world"] - 1) / r["world"]) < 1, "(n-1)/n", str(r))
+
+
+def test_collectives_that_fail():
+    """Memory that there is not is refused in agreement; what one rank meets alone, in the midst of exchanges or of the library's own
+    calls, ends the job with that rank's code, and it alone speaks."""
+    if GPU:
+        raise Skipped("on the host model")
+
+    def bench(megabytes, repeat, **environment):
+        return place.command("bench", "collectives", "tiny.yaml", "--megabytes", str(megabytes), "--repeat", str(repeat), "--set", f"run.backend={BACKEND}", np=2,
+                             environment={"FP4D_MODEL_GPUS": "2", "NCCL_NVLS_ENABLE": "0", **environment})
+    said = re.compile(r"error: .*")
+    for out, code, words in ((bench(9000, 2), SYSTEM, r"rank 0: no GPU memory for 9437184000 bytes"),
+                             (bench(1, 3, FP4D_MODEL_FAULT="2/1"), DEVICE, r"\[r1\] error: .*GPU 1: .*illegal memory access"),
+                             (bench(1, 3, FP4D_MODEL_FAULT="12/1"), DEVICE, r"ours: all-gather (?s:.*)\[r1\] error: .*GPU 1: .*illegal memory access"),
+                             (bench(1, 3, FP4D_MODEL_NCCL_ERROR="2/1"), COMMUNICATION, r"\[r1\] error: .*NCCL: asynchronous error: remote process exited"),
+                             (bench(1, 3, FP4D_MODEL_NCCL_ERROR="12/1"), COMMUNICATION, r"ours: all-gather (?s:.*)\[r1\] error: .*NCCL: asynchronous error: remote")):
+        out.expect(code, words)
+        check(len(said.findall(out.text)) == 1, "said once", out.text)
 
 
 def on_a_gpu():

@@ -5,16 +5,17 @@ Prints "ok NAME" or "not ok NAME: why" for each test; exit status 0 iff all are 
 """
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from fp4d import DONE, ENVIRONMENT, LIMIT, PROGRAM, ROOT, SYSTEM, USAGE, check, main
+from fp4d import COMMUNICATION, DONE, ENVIRONMENT, LIMIT, PROGRAM, ROOT, SYSTEM, USAGE, check, main
 
 
-def bench(*arguments, np=2, folder="."):
-    done = subprocess.run(["mpirun", "-np", str(np), "--oversubscribe", "--bind-to", "none", PROGRAM, "bench", *arguments],
+def bench(*arguments, np=2, folder=".", before=()):
+    done = subprocess.run(["mpirun", "-np", str(np), "--oversubscribe", "--bind-to", "none", *before, PROGRAM, "bench", *arguments],
                           env=ENVIRONMENT, cwd=folder, capture_output=True, text=True, timeout=LIMIT)
     return done.returncode, done.stdout, done.stderr
 
@@ -28,6 +29,20 @@ def test_collectives():
         check(r["world"] == 2 and r["copy_bytes_per_second"] > 0, "row", str(r))
         check(abs(r["bytes_per_second"] * r["seconds"] / r["bytes"] - 1) < 1e-9, "rate", str(r))
         check(abs(r["bus_bytes_per_second"] / r["bytes_per_second"] - 1) < 1e-9, "2 (n-1)/n of two ranks is 1", str(r))
+
+
+def test_collectives_that_fail():
+    """What no exchange can follow is refused once; a rank that stands still in their midst is named, and the job ends."""
+    code, out, err = bench("collectives", np=1)
+    check(code == USAGE and err.count("a world of one has nothing to sum") == 1, "one rank", err)
+    code, out, err = bench("collectives", "--megabytes", str(1 << 20))
+    check(code == SYSTEM and err.count("error:") == 1 and re.search(r"two times 1099\.512 GB on each of this host's 2 ranks are more than its memory", err),
+          "more than there is", err)
+    config = os.path.join(ROOT, "configs", "ablation", "tiny.yaml")
+    stops = 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then (sleep 3; kill -STOP $$) & fi; exec "$@"'
+    code, out, err = bench("collectives", config, "--set", "limits.heartbeat_s=2", "--repeat", "1000", before=("sh", "-c", stops, "sh"))
+    check(code == COMMUNICATION and err.count("error:") == 1 and
+          re.search(r"rank 1 has been silent for \d+\.\d s (waiting )?in '(reduce-scatter, all-gather|copy in memory)'; ending the job", err), "rank and operation", err)
 
 
 def test_checkpoint():

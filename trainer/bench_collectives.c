@@ -1,15 +1,45 @@
 /* bench collectives: gradients summed into their owners' rows, weights copied to all; on GPUs
- * beside what NCCL's own collectives reach. */
+ * beside what NCCL's own collectives reach.
+ *
+ * What all ranks can see before they exchange anything fails in agreement.  A rank that fails in the
+ * midst of an exchange says so and ends the job: the others wait for it.  One that is lost or stands
+ * still is the watchdog's (comm.h). */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "comm/exchange.h"
 #include "kernels/link.h"
 #include "trainer/bench.h"
+#include "trainer/machine.h"
 #include "trainer/record.h"
+
+enum { MEGABYTES = 64, GPU_MEGABYTES = 1024 };
+
+/* The configuration's defaults. */
+static const struct comm_limits limits_of_none = {.start_s = 1800, .update_s = 600, .save_s = 3600, .heartbeat_s = 20};
+
+static bool watch(const struct bench *b, struct error *e) {
+  const struct config *c = b->config;
+  const struct comm_limits limits =
+      c ? (struct comm_limits){c->limits.start_s, c->limits.update_s, c->limits.save_s, c->limits.heartbeat_s} : limits_of_none;
+  return comm_agree(b->comm, comm_watch(b->comm, &limits, e), e);
+}
+
+/* Between exchanges the others do not ask how it went here. */
+static bool or_end_the_job(struct comm *c, bool good, const struct error *e) {
+  if (good || comm_world(c) == 1) return good;
+  log_failure(e);
+  comm_abort(c, e->code);
+}
+
+static bool measure(const struct bench *b, int times, bool (*body)(void *context, struct error *e), void *context,
+                    struct bench_seconds *out, struct error *e) {
+  return or_end_the_job(b->comm, bench_measure(b, times, body, context, out, e), e);
+}
 
 /* ---- ranks on CPUs --------------------------------------------------------------- */
 
@@ -24,6 +54,7 @@ struct summing {
 /* An update's: sums into their owners' rows, which then go to all. */
 static bool sum(void *context, struct error *e) {
   const struct summing *s = context;
+  comm_enter(s->comm, COMM_UPDATE, "reduce-scatter, all-gather", -1);
   const struct comm_part part = {s->x, s->n / ROW, ROW, DTYPE_F32};
   return comm_finish(s->comm, comm_reduce_scatter_begin(s->comm, &part, 1), e) &&
          comm_finish(s->comm, comm_all_gather_begin(s->comm, &part, 1), e);
@@ -31,10 +62,20 @@ static bool sum(void *context, struct error *e) {
 
 static bool copy(void *context, struct error *e) {
   struct summing *s = context;
+  comm_enter(s->comm, COMM_UPDATE, "copy in memory", -1);
   (void)e;
   memcpy(s->copy, s->x, (size_t)s->n * sizeof(float));
   __asm__ volatile("" : : "r"(s->copy) : "memory");
   return true;
+}
+
+/* Before pages are touched: a rank that the kernel kills for memory says nothing. */
+static bool fits_memory(const struct comm *c, int64_t elements, struct error *e) {
+  const double wanted = 2.0 * sizeof(float) * (double)elements * comm_local_world(c), have = (double)machine_memory();
+  if (wanted <= have) return true;
+  error_set(e, ERROR_SYSTEM, "two times %.3f GB on each of this host's %d ranks are more than its memory, %.3f GB", (double)elements * sizeof(float) / 1e9,
+            comm_local_world(c), have / 1e9);
+  return error_hint(e, "give --megabytes N");
 }
 
 static bool through_memory(struct bench *b, const struct comm_device *host, struct error *e) {
@@ -43,7 +84,8 @@ static bool through_memory(struct bench *b, const struct comm_device *host, stru
     error_set(e, ERROR_USAGE, "bench collectives: a world of one has nothing to sum");
     return error_hint(e, "mpirun -np 2 fp4d bench collectives");
   }
-  const int64_t most = (b->a.megabytes ? b->a.megabytes : 64) << 18; /* elements */
+  const int64_t most = (b->a.megabytes ? b->a.megabytes : MEGABYTES) << 18; /* elements */
+  if (!comm_agree(b->comm, fits_memory(b->comm, most, e), e)) return false;
   struct summing s = {.comm = b->comm, .x = calloc((size_t)most, sizeof(float)), .copy = calloc((size_t)most, sizeof(float))};
   bool good = comm_agree(b->comm, (s.x && s.copy) || error_set(e, ERROR_SYSTEM, "out of memory"), e);
   good = good && comm_exchange_open(b->comm, host, 1, e);
@@ -52,8 +94,8 @@ static bool through_memory(struct bench *b, const struct comm_device *host, stru
     struct bench_seconds t, c;
     s.n = n;
     const int times = n < 1 << 18 ? 20 : 1;
-    good = bench_measure(b, times, sum, &s, &t, e) && bench_measure(b, times, copy, &s, &c, e);
-    if (!good) break;
+    measure(b, times, sum, &s, &t, e);
+    measure(b, times, copy, &s, &c, e);
     const double bytes = (double)n * sizeof(float), rate = bytes / t.median, bus = rate * 2 * (world - 1) / world;
     json_t *o = json_object();
     record_text(o, "operation", "reduce-scatter, all-gather");
@@ -73,18 +115,20 @@ static bool through_memory(struct bench *b, const struct comm_device *host, stru
 
 /* ---- ranks on GPUs ------------------------------------------------------------------ */
 
-enum { GPU_ROW = 4096 }; /* BF16 elements */
+enum { GPU_ROW = 4096, RANKS_MOST = 4096 }; /* BF16 elements */
 
 struct wire {
   struct comm *comm;
   struct comm_device own;
   struct matrix x;   /* shares of equal size */
   struct link *link; /* NCCL itself; while the exchanges' is closed */
+  const char *operation;
 };
 
 static bool ours(void *context, bool copies, struct error *e) {
   const struct wire *w = context;
   const struct kernels *k = w->own.device->k;
+  comm_enter(w->comm, COMM_UPDATE, w->operation, -1);
   const struct comm_part part = {w->x.data, w->x.rows, w->x.cols, w->x.dtype};
   const int64_t ticket = copies ? comm_all_gather_begin(w->comm, &part, 1) : comm_reduce_scatter_begin(w->comm, &part, 1);
   return comm_finish(w->comm, ticket, e) && k->synchronize(w->own.device, e);
@@ -103,6 +147,7 @@ static bool launched(const struct wire *w, struct error *e) {
 /* One call of the library's between the device's operations, and its end. */
 static bool library(const struct wire *w, bool (*call)(const struct wire *w, struct error *e), struct error *e) {
   const struct links *k = w->own.device->k->links;
+  comm_enter(w->comm, COMM_UPDATE, w->operation, -1);
   k->ready(w->link, 0);
   if (!k->begin(w->link, 0, e) || !call(w, e) || !launched(w, e) || !k->end(w->link, 0, e)) return false;
   k->follow(w->link, 0);
@@ -115,7 +160,7 @@ static bool call_sum(const struct wire *w, struct error *e) {
   return w->own.device->k->links->native_sum(w->link, w->x.data, share_of(w), w->x.dtype, e);
 }
 static bool call_copy(const struct wire *w, struct error *e) {
-  int64_t begin[4097];
+  int64_t begin[RANKS_MOST + 1];
   for (int r = 0; r <= comm_world(w->comm); r++) begin[r] = r * share_of(w);
   return w->own.device->k->links->gather(w->link, &(struct link_gather){w->x.data, w->x.dtype, begin}, 1, e);
 }
@@ -141,7 +186,8 @@ static bool self_sum(void *context, struct error *e) { return library(context, c
 static bool gpu_row(const struct bench *b, struct wire *w, const char *name, bool (*body)(void *, struct error *), struct error *e) {
   struct bench_seconds t;
   const int world = comm_world(w->comm);
-  if (!bench_measure(b, 1, body, w, &t, e)) return false;
+  w->operation = name;
+  if (!measure(b, 1, body, w, &t, e)) return false;
   const double bytes = (double)(w->x.rows * w->x.cols) * (double)dtype_bytes(w->x.dtype), rate = bytes / t.median;
   const double bus = rate * (world - 1) / world;
   json_t *o = json_object();
@@ -160,12 +206,13 @@ static bool join_library(struct wire *w, struct error *e) {
   char id[LINK_ID_BYTES] = {0};
   const bool made = comm_rank(w->comm) != 0 || k->make_id(id, e);
   if (!comm_agree(w->comm, made, e) || !comm_broadcast(w->comm, id, sizeof id, 0, e)) return false;
+  comm_enter(w->comm, COMM_START, "joining NCCL's world", -1);
   w->link = k->open(w->own.device, id, comm_rank(w->comm), comm_world(w->comm), 1, e);
-  return w->link && launched(w, e);
+  return or_end_the_job(w->comm, w->link && launched(w, e), e);
 }
 
 static bool sizes(const struct bench *b, struct wire *w, bool of_library, struct error *e) {
-  const int64_t wanted[2] = {b->a.megabytes ? b->a.megabytes : 64, b->a.megabytes ? 0 : 1024};
+  const int64_t wanted[2] = {b->a.megabytes ? b->a.megabytes : MEGABYTES, b->a.megabytes ? 0 : GPU_MEGABYTES};
   const bool alone = comm_world(w->comm) == 1;
   bool good = true;
   for (int i = 0; good && i < 2 && wanted[i]; i++) {
@@ -179,25 +226,36 @@ static bool sizes(const struct bench *b, struct wire *w, bool of_library, struct
   return good;
 }
 
+/* Every rank has a row or more of the smallest size. */
+static bool fits_ranks(const struct bench *b, struct error *e) {
+  const int64_t megabytes = b->a.megabytes ? b->a.megabytes : MEGABYTES, world = comm_world(b->comm);
+  if (world <= RANKS_MOST && world <= (megabytes << 20) / (2 * GPU_ROW)) return true;
+  error_set(e, ERROR_USAGE, "bench collectives: %" PRId64 " ranks are too many for %" PRId64 " MB", world, megabytes);
+  return error_hint(e, "%d ranks at most, and 128 for each of --megabytes", RANKS_MOST);
+}
+
 static bool on_gpus(struct bench *b, struct comm_device *own, struct error *e) {
   const struct kernels *k = own->device->k;
   struct wire w = {.comm = b->comm, .x = {NULL, DTYPE_BF16, 0, GPU_ROW}};
   char text[256];
+  const size_t bytes = (size_t)(b->a.megabytes ? b->a.megabytes : GPU_MEGABYTES) << 20;
+  if (!fits_ranks(b, e)) return false; /* alike on all ranks */
   own->staging_bytes = (int64_t)256 << 20;
   own->staging = k->allocate(own->device, (size_t)own->staging_bytes, e);
-  w.x.data = own->staging ? k->allocate(own->device, (size_t)(b->a.megabytes ? b->a.megabytes : 1024) << 20, e) : NULL;
+  w.x.data = own->staging ? k->allocate(own->device, bytes, e) : NULL;
   w.own = *own;
   bool good = comm_agree(b->comm, w.x.data != NULL, e) && comm_exchange_open(b->comm, own, 1, e);
   if (good) {
-    k->clear(own->device, w.x.data, (size_t)(b->a.megabytes ? b->a.megabytes : 1024) << 20);
+    k->clear(own->device, w.x.data, bytes);
     comm_exchange_describe(b->comm, text, sizeof text);
     bench_title(b, "%s\n%s\n  BF16; bus: what a rank sends, (n-1)/n.  Two H200 over NVLink, multicast off, at 1 GiB, by NCCL's own test: reduce-scatter 257,\n"
                    "  all-gather 266 GB/s bus\n  %-44s %12s %12s %12s %12s", comm_topology(b->comm), text[0] ? text : "a world of one exchanges nothing; what it can do:",
                 "", "bytes", "ms", "GB/s", "bus GB/s");
     good = comm_world(b->comm) == 1 || sizes(b, &w, false, e);
     if (good) comm_exchange_close(b->comm);
-    good = good && comm_agree(b->comm, join_library(&w, e), e) && sizes(b, &w, true, e);
+    good = good && join_library(&w, e) && sizes(b, &w, true, e);
   }
+  comm_enter(b->comm, COMM_FINISH, "leaving NCCL's world", -1);
   if (w.link) k->links->close(w.link, good);
   if (w.x.data) k->release(own->device, w.x.data);
   if (own->staging) k->release(own->device, own->staging);
@@ -206,6 +264,7 @@ static bool on_gpus(struct bench *b, struct comm_device *own, struct error *e) {
 
 bool bench_collectives(struct bench *b, struct error *e) {
   const char *backend = b->config ? b->config->run.backend : "cpu";
+  if (!watch(b, e)) return false;
   struct comm_device own = {device_open_rank(backend, 1, comm_local_rank(b->comm), e), NULL, 0};
   bool good = comm_agree(b->comm, own.device != NULL, e);
   if (good) good = own.device->k->host_memory ? through_memory(b, &own, e) : on_gpus(b, &own, e);

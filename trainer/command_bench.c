@@ -283,7 +283,7 @@ int command_bench(int argc, char **argv) {
     if (b.a.threads > 0) config.run.threads = b.a.threads;
   }
   good = comm_agree(b.comm, good, &e) && benches[which].run(&b, &e);
-  if (!good && comm_rank(b.comm) != 0) e.message[0] = 0; /* rank 0 has the same, or it was said here already */
+  if (!good && comm_rank(b.comm) != 0 && !comm_is_broken(b.comm)) e.message[0] = 0; /* rank 0 has the same, or it was said here already */
   const int code = good ? ERROR_NONE : command_fail(&e); /* said before any rank leaves */
   comm_close(b.comm);
   return code;

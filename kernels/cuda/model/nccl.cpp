@@ -73,11 +73,12 @@ struct nccl_comm {
   std::vector<struct part> *pending; /* a group that is not launched yet, for `stream` */
   cudaStream_t stream;
   uint64_t sent[MOST], received[MOST], last;
-  int groups, error_after, fault_after; /* -1: never */
+  int error_after, fault_after; /* groups of this process; -1: never */
 };
 
 namespace {
 
+int groups; /* that this process has ended */
 thread_local int depth;
 thread_local struct nccl_comm *group_comm;
 thread_local std::vector<struct part> *group;
@@ -195,9 +196,9 @@ const char *last_error(struct nccl_comm *) { return ""; }
 
 /* After how many groups `variable` has something happen to this rank; -1: never. */
 int groups_until(const char *variable, int rank) {
-  int groups, whose;
+  int number, whose;
   const char *text = getenv(variable);
-  return text && sscanf(text, "%d/%d", &groups, &whose) == 2 && whose == rank ? groups : -1;
+  return text && sscanf(text, "%d/%d", &number, &whose) == 2 && whose == rank ? number : -1;
 }
 
 int init_rank(struct nccl_comm **out, int world, struct nccl_id id, int rank, struct nccl_config *config) {
@@ -227,7 +228,7 @@ int init_rank(struct nccl_comm **out, int world, struct nccl_id id, int rank, st
 int async_error(struct nccl_comm *c, int *result) {
   if (c->aborted) cuda_model_fail("NCCL: ncclCommGetAsyncError after ncclCommAbort");
   *result = NCCL_SUCCESS;
-  if (c->error_after >= 0 && c->groups > c->error_after) {
+  if (c->error_after >= 0 && groups > c->error_after) {
     *result = cuda_model_machine.fault != cudaSuccess ? UNHANDLED_CUDA_ERROR : REMOTE_ERROR;
     return NCCL_SUCCESS;
   }
@@ -300,7 +301,7 @@ int group_end() {
   if (c->stream && c->stream != group_stream) cuda_model_fail("NCCL: a communicator on two streams");
   c->stream = group_stream;
   c->pending = group;
-  if (++c->groups > c->fault_after && c->fault_after >= 0) cuda_model_machine.fault = cudaErrorIllegalAddress;
+  if (++groups > c->fault_after && c->fault_after >= 0) cuda_model_machine.fault = cudaErrorIllegalAddress;
   c->looks = 1 + (int)(cuda_model_random() % 3);
   return NCCL_IN_PROGRESS;
 }
