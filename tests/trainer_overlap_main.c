@@ -6,6 +6,7 @@
  *                  copy; W: waits for everything.  What comes many times in a row (h, o) stands once.
  *
  *   FP4D_TEST_STOP="R N"   rank R is stopped (SIGSTOP) when it has begun its N-th exchange, heartbeats after it
+ *   FP4D_TEST_SLOW="R N S" rank R's N-th forward takes S seconds longer
  *   FP4D_TEST_HOLD="R N"   rank R's N-th exchange sends nothing for longer than anybody waits
  */
 #include <mpi.h>
@@ -52,8 +53,19 @@ static void tell(void) {
 static const struct kernels *real;
 static struct kernels noted;
 
+static void slow_down(void) {
+  static long forwards;
+  const char *text = getenv("FP4D_TEST_SLOW");
+  int rank;
+  long number, seconds;
+  forwards++;
+  if (text && sscanf(text, "%d %ld %ld", &rank, &number, &seconds) == 3 && rank == rank_here() && number == forwards)
+    nanosleep(&(struct timespec){.tv_sec = seconds}, NULL);
+}
+
 static void embedding_forward(struct device *d, struct matrix *x, const struct matrix *table, const int32_t *tokens) {
   note("E");
+  slow_down();
   real->embedding_forward(d, x, table, tokens);
 }
 

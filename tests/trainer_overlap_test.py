@@ -110,6 +110,20 @@ def test_held_after_a_resume():
     out.expect(COMMUNICATION, r"in 'reduce gradients' of update 2 for \d+\.\d s \(limit 4 s\)")
 
 
+def slow_validation(name, seconds, **limits):
+    """Of rank 1, after the second update, whose micro-batches are forwards 4 to 6."""
+    settings = {**QUIET, "data.validation": "validation.tokens", "train.updates": 2, "limits.heartbeat_s": 2.5, **limits}
+    return place.train(name, settings, 2, environment={"FP4D_TEST_SLOW": f"1 7 {seconds}"})
+
+
+def test_a_validation_has_a_saves_limit():
+    """Longer than an update may take, it goes on; longer than a save may, it is named with its limit."""
+    slow_validation("slow", 6, **{"limits.update_s": 2}).expect(DONE, "update      2  validation loss")
+    out = slow_validation("slower", 300, **{"limits.save_s": 2})
+    out.expect(COMMUNICATION, r"\[r0\] error: rank 1 has been in 'validation' of update 2 for \d+\.\d s \(limit 2 s\); elsewhere: rank 0 waiting in 'validation' of update 2")
+    check(out.seconds < SOON, f"{out.seconds:.1f} s", out.text)
+
+
 def test_held_copy(): held(AN_UPDATE + LAYERS + 2 + 2, "gather weights", 3)
 
 
