@@ -49,16 +49,21 @@ FP4D_INLINE double f64_from_bits(uint64_t u) {
 #define F64_NAN f64_from_bits(0x7FF8000000000000u)
 
 /* ---- FP32 exponentials -------------------------------------------------- */
-/* 2^r * 2^n for |r| <= 0.5 (a little more does no harm), -151 <= n <= 129:
- * the one rounding into subnormals happens in the last product. */
-FP4D_INLINE float f32_exp2_core(float r, uint32_t n) {
+/* 2^r for |r| <= 0.5. */
+FP4D_INLINE float f32_exp2_fraction(float r) {
   float p = 0x1.417a5cp-13f;
   p = f32_fma(p, r, 0x1.5f0946p-10f);
   p = f32_fma(p, r, 0x1.3b2dd2p-7f);
   p = f32_fma(p, r, 0x1.c6af7ap-5f);
   p = f32_fma(p, r, 0x1.ebfbdcp-3f);
   p = f32_fma(p, r, 0x1.62e430p-1f);
-  p = f32_fma(p, r, 1.0f);
+  return f32_fma(p, r, 1.0f);
+}
+
+/* 2^r * 2^n for |r| <= 0.5 (a little more does no harm), -151 <= n <= 129:
+ * the one rounding into subnormals happens in the last product. */
+FP4D_INLINE float f32_exp2_core(float r, uint32_t n) {
+  const float p = f32_exp2_fraction(r);
   /* n = low + high, each an exponent that a normal number has */
   uint32_t low = (uint32_t)((int32_t)n >> 1);
   uint32_t high = n - low;

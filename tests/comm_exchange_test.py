@@ -10,19 +10,11 @@ import re
 import signal
 import sys
 
-from fp4d import BUILD, COMMUNICATION, DATA, ROOT, SOON, Job, check, main
+from comm_worlds import Worlds
+from fp4d import BUILD, DATA, SOON, check, main
 
-WORLD = os.path.join(BUILD, "tests", "comm_exchange_main")
-
-
-def world(np, *words, **more):
-    return Job(["mpirun", "--oversubscribe", "-np", str(np), WORLD, *map(str, words)], ROOT, **more).end()
-
-
-def exchanges(np, **more):
-    code, text, _ = world(np, "exchange", **more)
-    check(code == 0 and "not ok" not in text, f"exit code {code}", text)
-    check(text.count("ok ") == 3 * np, "three groups from each rank", text)
+worlds = Worlds(os.path.join(BUILD, "tests", "comm_exchange_main"))
+world, exchanges, ended = worlds.run, worlds.exchanges, worlds.ended
 
 
 def test_exchanges_1(): exchanges(1)
@@ -34,13 +26,6 @@ def test_exchanges_4(): exchanges(4)
 def test_through_other_memory():
     """Messages that MPI cuts into fragments, where it cannot read another process' memory."""
     exchanges(3, OMPI_MCA_btl_vader_single_copy_mechanism="none")
-
-
-def ended(np, mode, victim):
-    code, text, seconds = world(np, mode, victim)
-    check(code == COMMUNICATION, f"exit code {code}", text)
-    check(seconds < SOON, f"{seconds:.1f} s", text)
-    return text
 
 
 def test_stopped_rank():

@@ -11,10 +11,12 @@ import re
 import subprocess
 import sys
 
-from fp4d import BUILD, COMMUNICATION, DEVICE, ROOT, SOON, Job, Skipped, check, main
+from comm_worlds import Worlds
+from fp4d import BUILD, COMMUNICATION, DEVICE, SOON, Skipped, check, main
 
 GPU = bool(os.environ.get("GPU"))
-WORLD = os.path.join(BUILD, *([] if GPU else ["model"]), "tests", "comm_link_main")
+worlds = Worlds(os.path.join(BUILD, *([] if GPU else ["model"]), "tests", "comm_link_main"), alone=True, FP4D_MODEL_GPUS="4", NCCL_NVLS_ENABLE="0")
+world, ended = worlds.run, worlds.ended
 
 
 def gpus():
@@ -26,17 +28,10 @@ def gpus():
         return 1
 
 
-def world(np, *words, **more):
+def exchanges(np, **more):
     if np > gpus():
         raise Skipped(f"needs {np} GPUs")
-    launcher = ["mpirun", "--oversubscribe", "-np", str(np)] if np > 1 else []
-    return Job(launcher + [WORLD, *map(str, words)], ROOT, FP4D_MODEL_GPUS="4", NCCL_NVLS_ENABLE="0", **more).end()
-
-
-def exchanges(np, **more):
-    code, text, _ = world(np, "exchange", **more)
-    check(code == 0 and "not ok" not in text, f"exit code {code}", text)
-    check(text.count("ok ") == 3 * np, "three groups from each rank", text)
+    worlds.exchanges(np, **more)
 
 
 def test_exchanges_1(): exchanges(1)
@@ -129,14 +124,6 @@ def test_a_fault_of_the_device():
         text = ended(3, "away", 1, code=DEVICE, **after(18))
         check(re.search(r"\[r1\] error: rank 1 in 'backward' of update 7: GPU 1: .*an illegal memory access", text) and "NCCL" not in text,
               "place and fault", text)
-
-
-def ended(np, *words, code=COMMUNICATION, **more):
-    wanted = code
-    code, text, seconds = world(np, *words, **more)
-    check(code == wanted, f"exit code {code}", text)
-    check(seconds < SOON, f"{seconds:.1f} s", text)
-    return text
 
 
 def test_a_call_that_hangs():

@@ -1,5 +1,5 @@
-/* The program, which writes down what it computes and exchanges, and in which order: linked with
- * --wrap=device_open_rank and --wrap of what comm/exchange.h begins and finishes.  At its end each rank prints
+/* The program, which writes down what it computes and exchanges, and in which order: on
+ * trainer_device_rig.h's device, and linked with --wrap of what comm/exchange.h begins and finishes.  At its end each rank prints
  *
  *   trace R: ...   E, f, h: embedding, a block's attention, loss (forward); b, e: a block's attention, embedding
  *                  (backward); o: optimizer; S3, C3: the sum, the copy of a unit of 3 parameters begins; w: waits for a
@@ -18,7 +18,7 @@
 #include <time.h>
 
 #include "comm/exchange.h"
-#include "kernels/kernels.h"
+#include "tests/trainer_device_rig.h"
 #include "trainer/main.c"
 
 enum { MOST = 1 << 16 };
@@ -49,9 +49,6 @@ static void tell(void) {
 }
 
 /* ---- computing -------------------------------------------------------------------- */
-
-static const struct kernels *real;
-static struct kernels noted;
 
 static void slow_down(void) {
   static long forwards;
@@ -100,23 +97,13 @@ static void adamw_update(struct device *d, const struct adamw_tensor *tensors, i
   real->adamw_update(d, tensors, count, param_dtype, grad_dtype, a, draw);
 }
 
-struct device *__real_device_open_rank(const char *backend, int threads, int local_rank, struct error *e);
-struct device *__wrap_device_open_rank(const char *backend, int threads, int local_rank, struct error *e);
-
-struct device *__wrap_device_open_rank(const char *backend, int threads, int local_rank, struct error *e) {
-  struct device *d = __real_device_open_rank(backend, threads, local_rank, e);
-  if (!d) return NULL;
-  real = d->k;
-  noted = *real;
-  noted.embedding_forward = embedding_forward;
-  noted.embedding_backward = embedding_backward;
-  noted.attention_forward = attention_forward;
-  noted.attention_backward = attention_backward;
-  noted.cross_entropy = cross_entropy;
-  noted.adamw_update = adamw_update;
-  d->k = &noted;
-  atexit(tell);
-  return d;
+static void replace(struct kernels *k) {
+  k->embedding_forward = embedding_forward;
+  k->embedding_backward = embedding_backward;
+  k->attention_forward = attention_forward;
+  k->attention_backward = attention_backward;
+  k->cross_entropy = cross_entropy;
+  k->adamw_update = adamw_update;
 }
 
 /* ---- exchanging ------------------------------------------------------------------- */

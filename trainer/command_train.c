@@ -93,14 +93,9 @@ static bool take_folder(struct run *run, struct record_file **records, struct er
 static bool begin_records(struct run *run, bool resumed, struct record_file *records, struct error *e) {
   char folder[1024];
   state_folder(run->config.run.folder, folder, sizeof folder);
-  bool good = run->rank != 0 || ((!resumed || checkpoint_set_aside(folder, run->update, e)) && record_begin(records, run->update, e));
+  const bool good = run->rank != 0 || ((!resumed || checkpoint_set_aside(folder, run->update, e)) && record_begin(records, run->update, e));
   if (!comm_agree(run->comm, good, e)) return false;
-  json_t *start = report_start(run, resumed);
-  if (run->rank == 0)
-    good = record_write(records, start, e);
-  else
-    json_decref(start);
-  return comm_agree(run->comm, good, e);
+  return record_write_together(records, run->comm, report_start(run, resumed), e);
 }
 
 static bool train(struct run *run, const char *resume, const char *weights, struct error *e) {

@@ -157,16 +157,6 @@ static bool gather_signals(const struct run *run, const struct update_signals *s
 
 /* ---- between updates ---------------------------------------------------------- */
 
-/* Rank 0 writes; all ranks learn whether it could. */
-static bool write_record(struct loop *l, json_t *object, struct error *e) {
-  bool good = true;
-  if (l->records)
-    good = record_write(l->records, object, e);
-  else
-    json_decref(object);
-  return comm_agree(l->run->comm, good, e);
-}
-
 /* Copies of parameters may be under way since the update: before they are read. */
 static bool settle(struct run *run, struct error *e) {
   comm_enter(run->comm, COMM_UPDATE, "gather weights", run->update);
@@ -193,7 +183,7 @@ static bool validate(struct loop *l, struct error *e) {
   if (run->rank == 0)
     log_info("update %6" PRId64 "  validation loss %s over %" PRId64 " sequence%s%s%s", run->update, text, v.samples,
              v.samples == 1 ? "" : "s", sources[0] ? ": " : "", sources);
-  return write_record(l, o, e);
+  return record_write_together(l->records, run->comm, o, e);
 }
 
 static bool stopped(const struct run *run, struct error *e) {
@@ -254,7 +244,7 @@ static bool one_update(struct loop *l, struct error *e) {
   };
   json_t *record = report_record(run, &report);
   if (l->records) choices_compare(record_contractions(l->records), json_object_get(record, "contractions"));
-  if (!write_record(l, record, e)) return false;
+  if (!record_write_together(l->records, run->comm, record, e)) return false;
   if (run->rank == 0) report_line(run, &report);
   if (judgement.verdict == VERDICT_HALT) {
     error_set(e, ERROR_DIVERGED, "update %" PRId64 ": %s", update, judgement.reason);

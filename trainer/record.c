@@ -151,6 +151,15 @@ bool record_write(struct record_file *f, json_t *object, struct error *e) {
   return good || error_errno(e, ERROR_SYSTEM, "cannot write %s", f->path);
 }
 
+bool record_write_together(struct record_file *f, struct comm *c, json_t *object, struct error *e) {
+  bool good = true;
+  if (f)
+    good = record_write(f, object, e);
+  else
+    json_decref(object);
+  return comm_agree(c, good, e);
+}
+
 const json_t *record_contractions(const struct record_file *f) { return f->contractions; }
 
 void record_close(struct record_file *f) {

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "comm/comm.h"
 
 struct record_file; /* opaque */
 
@@ -31,6 +32,9 @@ const json_t *record_contractions(const struct record_file *f);
 
 /* Appends an object and flushes; takes the reference to `object`. */
 bool record_write(struct record_file *f, json_t *object, struct error *e);
+
+/* The same by all ranks, of which rank 0 has a file and appends to it; `f` is NULL elsewhere. */
+bool record_write_together(struct record_file *f, struct comm *c, json_t *object, struct error *e);
 void record_close(struct record_file *f);
 
 /* A number as JSON; what is not finite is the text "nan", "inf" or "-inf". */

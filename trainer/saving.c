@@ -39,12 +39,7 @@ static bool published(struct saving *s, const struct checkpoint_saved *saved, st
   record_real(o, "stall_ms", 1e3 * s->stall);
   record_integer(o, "bytes", saved->file_bytes);
   record_real(o, "ratio", ratio);
-  bool good = true;
-  if (s->records)
-    good = record_write(s->records, o, e);
-  else
-    json_decref(o);
-  return comm_agree(s->run->comm, good, e);
+  return record_write_together(s->records, s->run->comm, o, e);
 }
 
 static bool advance(struct saving *s, struct error *e) {

@@ -28,6 +28,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/libraries.h"
+#include "kernels/cuda/names.h"
 
 extern "C" {
 #include "base/log.h"
@@ -347,7 +348,8 @@ void cuda_contract_choices(const struct device *dd, void (*take)(void *context, 
 }
 
 void cuda_contract_describe(const struct cuda_device *d, char *text, int size) {
-  const size_t v = d->gemm->lt->GetVersion();
-  snprintf(text, static_cast<size_t>(size), "cuBLASLt %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+  char version[64];
+  cuda_version_text(d->gemm->lt->GetVersion(), version, sizeof version);
+  snprintf(text, static_cast<size_t>(size), "cuBLASLt %s", version);
 }
 }

@@ -82,7 +82,9 @@ const struct cuda_nccl *cuda_nccl_open(struct error *e) {
     return NULL;
   }
   if (!good || version < NCCL_OLDEST) {
-    if (good) error_set(e, ERROR_DEVICE, "%s is %d.%d.%d", NCCL, version / 10000, version / 100 % 100, version % 100);
+    char text[64];
+    cuda_version_text((size_t)version, text, sizeof text);
+    if (good) error_set(e, ERROR_DEVICE, "%s is %s", NCCL, text);
     error_hint(e, "install NCCL %d.%d or newer, or set LD_LIBRARY_PATH to where it is", NCCL_OLDEST / 10000, NCCL_OLDEST / 100 % 100);
     return NULL;
   }

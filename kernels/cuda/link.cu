@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "kernels/cuda/names.h"
 #include "kernels/cuda/nccl.h"
 #include "kernels/cuda/rows.cuh"
 
@@ -56,15 +57,6 @@ int nccl_type(enum dtype t) { return t == DTYPE_BF16 ? NCCL_BFLOAT16 : NCCL_FLOA
 
 /* ---- joining and leaving ------------------------------------------------------------ */
 
-bool version(char *text, int size, struct error *e) {
-  const struct cuda_nccl *library = cuda_nccl_open(e);
-  int v = 0;
-  if (!library) return false;
-  if (library->GetVersion(&v) != NCCL_SUCCESS) return error_set(e, ERROR_DEVICE, "NCCL does not tell its version");
-  snprintf(text, (size_t)size, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
-  return true;
-}
-
 void identity_of(int ordinal, char text[LINK_NAME]) {
   struct cudaDeviceProp p;
   if (cudaGetDeviceProperties(&p, ordinal) != cudaSuccess) {
@@ -72,9 +64,7 @@ void identity_of(int ordinal, char text[LINK_NAME]) {
     snprintf(text, LINK_NAME, "unknown");
     return;
   }
-  const unsigned char *b = reinterpret_cast<const unsigned char *>(p.uuid.bytes);
-  int n = snprintf(text, LINK_NAME, "GPU-");
-  for (int i = 0; i < 16; i++) n += snprintf(text + n, (size_t)(LINK_NAME - n), i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", b[i]);
+  cuda_uuid_text(p.uuid.bytes, text);
 }
 
 void identity(const struct device *d, char text[LINK_NAME]) { identity_of(cuda_of(d)->ordinal, text); }
@@ -369,7 +359,7 @@ bool sum(struct link *l, int half, const struct link_sum *s, int n, struct error
 
 extern "C" const struct links cuda_links = {
     .name = "NCCL",
-    .version = version,
+    .version = cuda_nccl_version,
     .identity = identity,
     .reaches = reaches,
     .make_id = make_id,

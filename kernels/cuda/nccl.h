@@ -14,6 +14,7 @@ extern "C" {
 #endif
 
 #include "base/error.h"
+#include "kernels/cuda/names.h"
 
 enum { NCCL_SUCCESS = 0, NCCL_INVALID_USAGE = 5, NCCL_IN_PROGRESS = 7 };
 enum { NCCL_UINT8 = 1, NCCL_FLOAT32 = 7, NCCL_BFLOAT16 = 9 };
@@ -63,6 +64,16 @@ struct cuda_nccl {
 
 /* The library, looked for as cuBLASLt is (libraries.h).  NULL with *e = ERROR_DEVICE. */
 const struct cuda_nccl *cuda_nccl_open(struct error *e);
+
+/* "2.28.9".  False likewise. */
+static inline bool cuda_nccl_version(char *text, int size, struct error *e) {
+  const struct cuda_nccl *library = cuda_nccl_open(e);
+  int version = 0;
+  if (!library) return false;
+  if (library->GetVersion(&version) != NCCL_SUCCESS) return error_set(e, ERROR_DEVICE, "NCCL does not tell its version");
+  cuda_version_text((size_t)version, text, size);
+  return true;
+}
 
 #ifdef __cplusplus
 }

@@ -17,18 +17,12 @@ static const char *backend_of(const struct cudaDeviceProp *p) {
   return p->major == 9 ? "sm90" : p->major == 10 ? "sm100" : NULL;
 }
 
-static void uuid_text(const cudaUUID_t *u, char text[48]) {
-  const unsigned char *b = (const unsigned char *)u->bytes;
-  snprintf(text, 48, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4], b[5], b[6],
-           b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
-}
-
 static bool look(struct gpu_found *g, int ordinal, int number, struct error *e) {
   struct cudaDeviceProp p;
   cudaError_t code = cudaGetDeviceProperties(&p, ordinal);
   if (code != cudaSuccess) return failed("cudaGetDeviceProperties", code, e);
   snprintf(g->name, sizeof g->name, "%s", p.name);
-  uuid_text(&p.uuid, g->uuid);
+  cuda_uuid_text(p.uuid.bytes, g->uuid);
   g->major = p.major;
   g->minor = p.minor;
   g->backend = backend_of(&p);
@@ -75,16 +69,8 @@ void gpus_release(struct gpus_found *f) {
 bool gpu_cublaslt_version(char *text, int size, struct error *e) {
   const struct cuda_cublaslt *library = cuda_cublaslt_open(e);
   if (!library) return false;
-  const size_t v = library->GetVersion(); /* 130100 for 13.1.0 */
-  snprintf(text, (size_t)size, "%zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+  cuda_version_text(library->GetVersion(), text, size);
   return true;
 }
 
-bool gpu_nccl_version(char *text, int size, struct error *e) {
-  const struct cuda_nccl *library = cuda_nccl_open(e);
-  int v = 0;
-  if (!library) return false;
-  if (library->GetVersion(&v) != NCCL_SUCCESS) return error_set(e, ERROR_DEVICE, "NCCL does not tell its version");
-  snprintf(text, (size_t)size, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
-  return true;
-}
+bool gpu_nccl_version(char *text, int size, struct error *e) { return cuda_nccl_version(text, size, e); }

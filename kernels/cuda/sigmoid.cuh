@@ -16,14 +16,7 @@ CUDA_INLINE float sigmoid_ordinary(float x) {
   const float n = t - F32_ROUNDER;
   float r = f32_fma(a, 0x1.715476p+0f, -n);
   r = f32_fma(a, 0x1.4ae0c0p-26f, r);
-  float p = 0x1.417a5cp-13f;
-  p = f32_fma(p, r, 0x1.5f0946p-10f);
-  p = f32_fma(p, r, 0x1.3b2dd2p-7f);
-  p = f32_fma(p, r, 0x1.c6af7ap-5f);
-  p = f32_fma(p, r, 0x1.ebfbdcp-3f);
-  p = f32_fma(p, r, 0x1.62e430p-1f);
-  p = f32_fma(p, r, 1.0f);
-  const float e = f32_from_bits(f32_bits(p) + (f32_bits(t) << 23));
+  const float e = f32_from_bits(f32_bits(f32_exp2_fraction(r)) + (f32_bits(t) << 23));
   return quotient(x < 0.0f ? e : 1.0f, 1.0f + e);
 }
 
