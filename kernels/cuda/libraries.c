@@ -46,6 +46,9 @@ static bool take(void *table, const struct entry *entries, size_t n, void *libra
   return true;
 }
 
+_Static_assert(offsetof(struct nccl_config, split_share) == 40 && sizeof(struct nccl_config) == 48 && NCCL_CONFIG_VERSION < 22500,
+               "what a library of 2.25 or newer reads behind split_share is padding, and it must know that");
+
 #if __has_include(<nccl.h>)
 #include <nccl.h>
 _Static_assert((int)ncclSuccess == NCCL_SUCCESS && (int)ncclInProgress == NCCL_IN_PROGRESS && (int)ncclInvalidUsage == NCCL_INVALID_USAGE &&

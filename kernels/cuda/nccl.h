@@ -25,7 +25,10 @@ struct nccl_id {
   char internal[NCCL_ID_BYTES];
 };
 
-/* ncclConfig_t as version 2.17 had it; a newer library reads no more of it than `size`. */
+/* ncclConfig_t as versions 2.18 to 2.24 have it: 2.17's, which ends with netName, and splitShare.  A library copies
+ * `size` bytes, or as many as it has itself, over its own defaults and wants the magic number there.  Attributes that it
+ * knows to be younger than `version` are its defaults again: so `version`, below 2.25, keeps the padding behind
+ * split_share from being taken for trafficClass, which stands there since.  (NCCL's src/init.cc, parseCommConfig.) */
 struct nccl_config {
   size_t size;
   unsigned magic, version;
