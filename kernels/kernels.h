@@ -381,6 +381,12 @@ struct kernels {
                              const struct matrix *d_out, const struct attention_gradient *g, const struct matrix *out,
                              const float *lse, const struct matrix *qkv, const struct attention_payload *payload,
                              const int32_t *starts, const struct attention_shape *s);
+  /* Both backwards of boundary (2) for plain formats, where nothing but the plain view is
+   * emitted: dQ and dK are rotated before they are rounded, once.  NULL: the backend has
+   * the two alone. */
+  void (*attention_rope_backward)(struct device *d, struct matrix *d_qkv, const struct matrix *d_out, const struct matrix *out,
+                                  const float *lse, const struct matrix *qkv, const float *cos_sin, const int32_t *starts,
+                                  const struct attention_shape *s);
 
   /* Boundary (3): out[tokens, ffn] = silu(gate) * up from gate_up[tokens,
    * 2 ffn], gate in the first ffn columns. */

@@ -94,10 +94,15 @@ void block_backward(struct model *m, struct block *b, struct block *below, const
   const struct attention_formats *formats = &b->payload.formats;
   const struct attention_gradient *g = attention_format_plain(formats->d_out) ? NULL : &m->attention_gradient;
   if (g) k->attention_gradient(d, g, m->attention_counts, &m->d_attended, &b->attended, b->lse, formats, shape);
-  k->attention_backward(d, &m->d_qkv, m->attention_counts, &m->d_attended, g, &b->attended, b->lse, &b->qkv, &b->payload,
-                        p->b->starts, shape);
   e = emission_of_dy(m, qkv, b->layer, p);
-  k->rope_backward(d, &e, &m->d_qkv, m->cos_sin, shape);
+  const bool in_place = e.plain && e.plain->data == m->d_qkv.data && !e.row && !e.column;
+  if (k->attention_rope_backward && in_place && attention_plain(formats)) {
+    k->attention_rope_backward(d, &m->d_qkv, &m->d_attended, &b->attended, b->lse, &b->qkv, m->cos_sin, p->b->starts, shape);
+  } else {
+    k->attention_backward(d, &m->d_qkv, m->attention_counts, &m->d_attended, g, &b->attended, b->lse, &b->qkv, &b->payload,
+                          p->b->starts, shape);
+    k->rope_backward(d, &e, &m->d_qkv, m->cos_sin, shape);
+  }
   site_backward(m, b, LINEAR_QKV, &m->d_normed, &again);
 
   /* (1) RMSNorm; the stream's gradient is the dY of `down` in the block below */

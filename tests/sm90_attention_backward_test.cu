@@ -6,6 +6,9 @@
  * rounds the gradient alone, must agree within the same. */
 #include <vector>
 
+extern "C" {
+#include "kernels/rope.h"
+}
 #include "tests/cuda_rig.h"
 
 static struct rig *devices() {
@@ -62,14 +65,16 @@ static void problem_free(struct problem *p) {
   for (void *x : all) free(x);
 }
 
-static void run(struct problem *p) {
+/* angles: of the GPU's memory, or NULL. */
+static void run(struct problem *p, const float *angles = NULL) {
   struct rig *r = devices();
   struct matrix filler = rig_matrix(DTYPE_BF16, p->gpu.rows, p->gpu.cols);
   struct matrix qkv = rig_matrix_put(r, &p->qkv), out = rig_matrix_put(r, &p->out), d_out = rig_matrix_put(r, &p->d_out),
                 d_qkv = rig_matrix_put(r, &filler);
   float *lse = static_cast<float *>(rig_put(r, p->lse, (size_t)(tokens(p) * p->s.n_heads) * 4));
   int32_t *starts = p->starts ? static_cast<int32_t *>(rig_put(r, p->starts, (size_t)tokens(p) * 4)) : NULL;
-  r->gpu->k->attention_backward(r->gpu, &d_qkv, NULL, &d_out, NULL, &out, lse, &qkv, NULL, starts, &p->s);
+  if (angles) r->gpu->k->attention_rope_backward(r->gpu, &d_qkv, &d_out, &out, lse, &qkv, angles, starts, &p->s);
+  else r->gpu->k->attention_backward(r->gpu, &d_qkv, NULL, &d_out, NULL, &out, lse, &qkv, NULL, starts, &p->s);
   rig_synchronize(r);
   rig_get(r, p->gpu.data, d_qkv.data, rig_bytes(&p->gpu));
   void *const all[] = {qkv.data, out.data, d_out.data, d_qkv.data, lse};
@@ -226,6 +231,43 @@ TEST(kept_scores) {
   }
 }
 
+/* Gradients that are rotated back on their way out are the others rotated, but for one rounding in place of two. */
+TEST(rotated_back) {
+  struct rig *r = devices();
+  const int64_t usual = cuda_of(r->gpu)->attention_kept_most;
+  for (int turn = 0; turn < 3; turn++) { /* dS kept, at both widths; made again */
+    struct problem p = problem_new({2, 150, 4, 2, turn ? 128 : 64}, turn ? 0 : 70, 1.5);
+    if (turn == 2) cuda_of(r->gpu)->attention_kept_most = 0;
+    const int64_t D = p.s.head_dim, rotated = (p.s.n_heads + p.s.n_kv_heads) * D;
+    const struct rope_scaling unscaled = {};
+    std::vector<float> angles((size_t)(p.s.seq_len * D));
+    rope_table(angles.data(), p.s.seq_len, D, 10000.0, &unscaled);
+    float *table = static_cast<float *>(rig_put(r, angles.data(), angles.size() * 4));
+    run(&p);
+    const struct matrix plain = p.gpu;
+    p.gpu = rig_matrix(DTYPE_BF16, plain.rows, plain.cols);
+    run(&p, table);
+    for (int64_t i = 0; i < plain.rows; i++)
+      for (int64_t c = 0; c < plain.cols; c += 2) {
+        const int64_t at = i * plain.cols + c;
+        const double x = rig_value(&plain, at), y = rig_value(&plain, at + 1);
+        const float *t = &angles[(size_t)(i % p.s.seq_len * D + c % D)];
+        const double cosine = c < rotated ? (double)t[0] : 1, sine = c < rotated ? (double)t[1] : 0;
+        const double expected[2] = {x * cosine + y * sine, y * cosine - x * sine}, bound = c < rotated ? 0x1p-7 * 1.01 * (fabs(x) + fabs(y)) : 0;
+        for (int e = 0; e < 2; e++)
+          if (!(fabs(rig_value(&p.gpu, at + e) - expected[e]) <= bound)) {
+            FAIL("turn %d: token %d, column %d is %.6g, not %.6g", turn, (int)i, (int)c + e, rig_value(&p.gpu, at + e), expected[e]);
+            i = plain.rows - 1, c = plain.cols;
+            break;
+          }
+      }
+    rig_drop(r, table);
+    free(plain.data);
+    problem_free(&p);
+  }
+  cuda_of(r->gpu)->attention_kept_most = usual;
+}
+
 /* d_out of tokens before t gives t and later ones no gradient. */
 TEST(causality) {
   struct problem p = problem_new({1, 190, 2, 1, 64}, 0, 1.5);
@@ -246,6 +288,7 @@ int main(void) {
   RUN(documents);
   RUN(repeatable);
   RUN(kept_scores);
+  RUN(rotated_back);
   RUN(causality);
   printf("# largest error: %.2f of what is allowed\n", worst);
   return test_report();

@@ -197,6 +197,9 @@ void sm90_choose_attention_backward(struct device *d, struct matrix *d_qkv, stru
                                     const struct attention_gradient *g, const struct matrix *out, const float *lse,
                                     const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,
                                     const struct attention_shape *s);
+void sm90_choose_attention_rope_backward(struct device *d, struct matrix *d_qkv, const struct matrix *d_out, const struct matrix *out,
+                                         const float *lse, const struct matrix *qkv, const float *cos_sin, const int32_t *starts,
+                                         const struct attention_shape *s);
 /* Attention on Hopper's tensor cores: kernels/sm90. */
 void sm90_attention_forward(struct device *d, struct matrix *out, float *lse, float *max_logit, struct quantise_counts *counts,
                             const struct matrix *qkv, const struct attention_payload *payload, const int32_t *starts,
@@ -204,6 +207,8 @@ void sm90_attention_forward(struct device *d, struct matrix *out, float *lse, fl
 void sm90_attention_backward(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts, const struct matrix *d_out,
                              const struct attention_gradient *g, const struct matrix *out, const float *lse, const struct matrix *qkv,
                              const struct attention_payload *payload, const int32_t *starts, const struct attention_shape *s);
+void sm90_attention_rope_backward(struct device *d, struct matrix *d_qkv, const struct matrix *d_out, const struct matrix *out, const float *lse,
+                                  const struct matrix *qkv, const float *cos_sin, const int32_t *starts, const struct attention_shape *s);
 int64_t sm90_attention_forward_scratch_bytes(const struct extent *x);
 int64_t sm90_attention_backward_scratch_bytes(const struct cuda_device *d, const struct extent *x);
 }

@@ -205,6 +205,7 @@ struct kernels hopper_table() {
   k.refuse_extent = sm90_refuse_extent;
   k.attention_forward = sm90_choose_attention_forward;
   k.attention_backward = sm90_choose_attention_backward;
+  k.attention_rope_backward = sm90_choose_attention_rope_backward;
   return k;
 }
 

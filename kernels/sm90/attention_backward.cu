@@ -26,6 +26,7 @@
  * What differs from the CPU backend's definition (kernels/cpu/attention.h):
  *   - sums run over tiles of 64 in the tensor cores' order; exp2 is the hardware's
  *     (relative error 2^-22);
+ *   - with rotary embedding, dQ and dK are rotated in FP32 and rounded once;
  *   - P for dV and dS for dQ and dK are rounded to BF16 (relative 2^-8 a term);
  *   - a masked pair of a tile takes part with P = dS = 0: a NaN or infinity in a
  *     token reaches every token of its sample that shares a pair of tiles with it.
@@ -86,12 +87,13 @@ int64_t kept_offset(const struct attention_shape *s) { return statistics_bytes(s
 
 template <int D>
 void launch(struct cuda_device *d, const struct matrix *d_qkv, const struct matrix *d_out, const struct matrix *out, const float *lse,
-            const struct matrix *qkv, const int32_t *starts, const struct attention_shape *s) {
+            const struct matrix *qkv, const float *cos_sin, const int32_t *starts, const struct attention_shape *s) {
   struct statistics *statistics = reinterpret_cast<struct statistics *>(d->scratch);
   arguments a = {};
   a.shape = sm90_attention_shape_of(s);
   a.tiles = static_cast<int>(tiles_of(s));
   a.starts = starts;
+  a.cos_sin = cos_sin;
   a.statistics = statistics;
   a.d_qkv = static_cast<uint16_t *>(d_qkv->data);
   a.next = reinterpret_cast<unsigned *>(d->scratch + statistics_bytes(s));
@@ -128,12 +130,10 @@ extern "C" int64_t sm90_attention_backward_scratch_bytes(const struct cuda_devic
   return kept_offset(s) + (all < most ? all : most);
 }
 
-extern "C" void sm90_attention_backward(struct device *dd, struct matrix *d_qkv, struct quantise_counts *counts, const struct matrix *d_out,
-                                        const struct attention_gradient *g, const struct matrix *out, const float *lse, const struct matrix *qkv,
-                                        const struct attention_payload *payload, const int32_t *starts, const struct attention_shape *s) {
+/* cos_sin may be NULL. */
+static void backward(struct device *dd, struct matrix *d_qkv, const struct matrix *d_out, const struct matrix *out, const float *lse,
+                     const struct matrix *qkv, const float *cos_sin, const int32_t *starts, const struct attention_shape *s) {
   struct cuda_device *d = cuda_of(dd);
-  (void)counts; /* of codes, which plain formats have not */
-  CUDA_REQUIRE(!g && (!payload || attention_plain(&payload->formats)), "attention formats that cuda_refuse_attention refuses");
   CUDA_REQUIRE(sm90_attention_takes(s, qkv->dtype) && d_qkv->dtype == qkv->dtype && d_out->dtype == qkv->dtype && out->dtype == qkv->dtype,
                "attention of a head_dim or type that it does not take");
   CUDA_REQUIRE(qkv->rows == s->batch * s->seq_len && qkv->cols == (s->n_heads + 2 * s->n_kv_heads) * s->head_dim && d_qkv->rows == qkv->rows &&
@@ -144,6 +144,20 @@ extern "C" void sm90_attention_backward(struct device *dd, struct matrix *d_qkv,
   struct extent x = {};
   x.attention = *s;
   CUDA_REQUIRE(d->scratch_bytes >= sm90_attention_backward_scratch_bytes(d, &x), "scratch too small for attention's backward");
-  if (s->head_dim == 128) launch<128>(d, d_qkv, d_out, out, lse, qkv, starts, s);
-  else launch<64>(d, d_qkv, d_out, out, lse, qkv, starts, s);
+  if (s->head_dim == 128) launch<128>(d, d_qkv, d_out, out, lse, qkv, cos_sin, starts, s);
+  else launch<64>(d, d_qkv, d_out, out, lse, qkv, cos_sin, starts, s);
+}
+
+extern "C" void sm90_attention_backward(struct device *d, struct matrix *d_qkv, struct quantise_counts *counts, const struct matrix *d_out,
+                                        const struct attention_gradient *g, const struct matrix *out, const float *lse, const struct matrix *qkv,
+                                        const struct attention_payload *payload, const int32_t *starts, const struct attention_shape *s) {
+  (void)counts; /* of codes, which plain formats have not */
+  CUDA_REQUIRE(!g && (!payload || attention_plain(&payload->formats)), "attention formats that cuda_refuse_attention refuses");
+  backward(d, d_qkv, d_out, out, lse, qkv, NULL, starts, s);
+}
+
+extern "C" void sm90_attention_rope_backward(struct device *d, struct matrix *d_qkv, const struct matrix *d_out, const struct matrix *out,
+                                             const float *lse, const struct matrix *qkv, const float *cos_sin, const int32_t *starts,
+                                             const struct attention_shape *s) {
+  backward(d, d_qkv, d_out, out, lse, qkv, cos_sin, starts, s);
 }

@@ -31,6 +31,7 @@ struct arguments {
   const int32_t *starts;                /* may be NULL */
   const struct statistics *statistics;  /* [batch * heads][tiles] */
   uint16_t *d_qkv;
+  const float *cos_sin;                 /* [seq_len][head_dim / 2][2]; NULL: gradients of rotated Q and K */
   uint16_t *d_scores;                   /* dS of the units of this pass; NULL: not kept */
   int unit, units;                      /* of this pass: first kv head, counted over samples, and how many */
   unsigned *next;                       /* block of queries to be taken */
@@ -51,6 +52,10 @@ __host__ __device__ __forceinline__ int64_t pairs_before(int64_t t) { return t *
  * the 64 keys has [h][w][lane] as the four registers a[0..3] of dS^T's columns 16 h.. (kernels/sm90/ptx.h). */
 __device__ __forceinline__ uint16_t *d_scores_of(const arguments &a, int head, int t, int k) {
   return a.d_scores + (head * pairs_before(a.tiles) + pairs_before(t) + k) * SCORES;
+}
+
+__device__ __forceinline__ const float *angles_of(const arguments &a, int position, int head_dim) {
+  return a.cos_sin ? a.cos_sin + static_cast<int64_t>(position) * head_dim : nullptr;
 }
 
 /* In a register that the compiler knows to be the same in all lanes. */
@@ -146,14 +151,23 @@ template <int K> __device__ __forceinline__ void written(uint32_t (&a)[K][4]) {
 }
 
 /* A warpgroup's 64 rows of a gradient, `rows` of them inside the sample, by way of
- * a tile of shared memory that nobody else reads. */
+ * a tile of shared memory that nobody else reads.  Angles of the first row, or NULL:
+ * rotated back by them (kernels/kernels.h, rope_backward). */
 template <int D>
-__device__ __forceinline__ void store(uint16_t *to, int64_t stride, int rows, const float (&sum)[D / 2], float factor, uint16_t *tile) {
+__device__ __forceinline__ void store(uint16_t *to, int64_t stride, int rows, const float (&sum)[D / 2], float factor, const float *angles,
+                                      uint16_t *tile) {
   const uint32_t thread = opaque(threadIdx.x % 128), first = thread / 32 * 16, lane = thread % 32;
 #pragma unroll
   for (uint32_t i = 0; i < D / 4; i++) {
     const uint32_t row = first + i % 2 * 8 + lane / 4, column = i / 2 * 8 + lane % 4 * 2;
-    *reinterpret_cast<uint32_t *>(tile + tile_at(row, column)) = sm90_bf16_pair(sum[2 * i] * factor, sum[2 * i + 1] * factor);
+    float x = sum[2 * i] * factor, y = sum[2 * i + 1] * factor;
+    if (angles && static_cast<int>(row) < rows) {
+      const float2 t = __ldg(reinterpret_cast<const float2 *>(angles + row * D + column));
+      const float turned = f32_fma(x, t.x, y * t.y);
+      y = f32_fma(y, t.x, -(x * t.y));
+      x = turned;
+    }
+    *reinterpret_cast<uint32_t *>(tile + tile_at(row, column)) = sm90_bf16_pair(x, y);
   }
   __syncwarp(); /* a warp reads the 16 rows that it wrote */
   constexpr uint32_t LANES = D / 8;

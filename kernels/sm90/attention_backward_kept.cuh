@@ -116,7 +116,7 @@ template <int D> __device__ void kept_consume(kept_shared<D> *m, const arguments
       }
       const int query = (x.tile + w) * TILE, head = a.unit * a.shape.group + x.head; /* of all samples */
       uint16_t *to = a.d_qkv + (static_cast<int64_t>(head / a.shape.heads) * a.shape.seq_len + query) * stride + head % a.shape.heads * D;
-      store<D>(to, stride, a.shape.seq_len - query, dq, a.shape.scale, m->d_q[w]);
+      store<D>(to, stride, a.shape.seq_len - query, dq, a.shape.scale, angles_of(a, query, D), m->d_q[w]);
     }
     n = ring_pass(&m->ring, n, beyond);
   }

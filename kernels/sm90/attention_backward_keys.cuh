@@ -159,8 +159,8 @@ __device__ void keys_consume(keys_shared<D> *m, const arguments &a, int w, int s
   else sm90_named_barrier_sync(2, 128);
   const int64_t stride = static_cast<int64_t>(a.shape.heads + 2 * a.shape.kv_heads) * D;
   uint16_t *to = a.d_qkv + (static_cast<int64_t>(sample) * a.shape.seq_len + key) * stride + (a.shape.heads + kv_head) * D;
-  store<D>(to, stride, a.shape.seq_len - key, dk, a.shape.scale, m->k[w]);
-  store<D>(to + a.shape.kv_heads * D, stride, a.shape.seq_len - key, dv, 1.0f, m->v[w]);
+  store<D>(to, stride, a.shape.seq_len - key, dk, a.shape.scale, angles_of(a, key, D), m->k[w]);
+  store<D>(to + a.shape.kv_heads * D, stride, a.shape.seq_len - key, dv, 1.0f, nullptr, m->v[w]);
 }
 
 /* Grid: kv heads of the pass, blocks of keys: the first keys, which most queries see, start first. */

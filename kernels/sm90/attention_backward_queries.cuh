@@ -180,7 +180,7 @@ template <int D> __device__ void queries_consume(queries_shared<D> *m, const arg
     n = ring_pass(&m->ring, n, beyond);
     const int64_t stride = static_cast<int64_t>(a.shape.heads + 2 * a.shape.kv_heads) * D;
     store<D>(a.d_qkv + (static_cast<int64_t>(x.sample) * a.shape.seq_len + query) * stride + x.head * D, stride, a.shape.seq_len - query, dq,
-             a.shape.scale, m->d_q[w]);
+             a.shape.scale, angles_of(a, query, D), m->d_q[w]);
   }
 }
 
