@@ -1,7 +1,9 @@
 /* The program on a device that keeps its promises no earlier than it must
  * (trainer_device_rig.h's).  What is downloaded is there at the next synchronize and rubbish
  * before; what is uploaded must until then be what it was.  At the end it tells how often
- * the host waited. */
+ * the host waited.
+ *
+ *   FP4D_TEST_FAULT="R N"   rank R's device is in a fault from its N-th synchronize on */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +51,15 @@ static void download(struct device *d, void *to, const void *from, size_t bytes)
   memset(to, 0xFF, bytes);
 }
 
+static bool in_fault(void) {
+  const char *text = getenv("FP4D_TEST_FAULT"), *here = getenv("OMPI_COMM_WORLD_RANK");
+  int rank;
+  long number;
+  return text && sscanf(text, "%d %ld", &rank, &number) == 2 && rank == (here ? atoi(here) : 0) && waits + 1 >= number;
+}
+
 static bool synchronize(struct device *d, struct error *e) {
+  if (in_fault()) return error_set(e, ERROR_DEVICE, "the device is in a fault");
   for (int i = 0; i < n_pending; i++) {
     const struct copy *c = &pending[i];
     if (c->from && !hash_equal(c->was, hash_bytes(c->from, c->n))) {

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-from fp4d import BUILD, DONE, PROGRAM, Place, check, main, same
+from fp4d import BUILD, DEVICE, DONE, PROGRAM, Place, check, main, same
 
 place = Place(program=os.path.join(BUILD, "tests", "trainer_waits_main"))
 ALONE = {"data.validation": "", "checkpoint.at_end": False, "train.local_batch": 1}
@@ -52,6 +52,16 @@ def test_the_same_run():
         place.run(f"resumed-{np}", settings, np)
         same(place.updates(f"late-{np}"), place.updates(f"resumed-{np}"), "resumed")
     program.close()
+
+
+def test_a_fault_at_every_wait():
+    """Of the device, found at any synchronisation of a run: its exit code, said once, whatever the run was doing."""
+    settings = {"validation.every": 1, "checkpoint.every": 1, "train.updates": 2, "optimizer.warmup_updates": 0, "train.local_batch": 2}
+    for np, rank, step in ((0, 0, 1), (2, 1, 13)):
+        least = min(waits(f"whole-{np}", settings, np))
+        for n in range(1, least + 1, step):
+            out = place.train(f"fault-{np}-{n}", settings, np, environment={"FP4D_TEST_FAULT": f"{rank} {n}"}).expect(DEVICE, "error: .*the device is in a fault")
+            check(len(re.findall("error: ", out.text)) == 1, "said once", out.text)
 
 
 if __name__ == "__main__":

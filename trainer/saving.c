@@ -17,9 +17,9 @@ bool saving_tolerates(const struct saving *s, const struct error *e) {
 
 int64_t saving_busy(struct saving *s) { return checkpoint_saver_busy(state_saver(s->state)) ? CONTROL_SAVING : 0; }
 
-/* Whatever kept it from being saved, memory or the disk, it is a failed save. */
+/* Whatever kept it from being saved, memory or the disk, it is a failed save; a lost rank or device is more than that. */
 static bool failed(struct saving *s, int64_t update, struct error *e) {
-  if (e->code != ERROR_COMMUNICATION) e->code = ERROR_CHECKPOINT;
+  if (e->code != ERROR_COMMUNICATION && e->code != ERROR_DEVICE) e->code = ERROR_CHECKPOINT;
   s->begun = s->saved;
   if (s->run->rank == 0) log_warning("update %" PRId64 ": checkpoint not saved: %s", update, e->message);
   return false;
