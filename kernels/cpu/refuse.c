@@ -5,19 +5,25 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/formats.h"
 
+static const char *refuse_tile(const struct encoding *e) {
+  if (e->rounding != ROUND_NEAREST) return "2D tiles are rounded to nearest only";
+  if (e->hadamard != HADAMARD_NONE) return "2D tiles take no transform: both views would not decode alike";
+  return NULL;
+}
+
+static const char *refuse_draws(const struct encoding *e, enum view view) {
+  return e->rounding == ROUND_STOCHASTIC && view == VIEW_COLUMN ? "a column view is rounded to nearest only (draws belong to rows)" : NULL;
+}
+
 static const char *refuse_mxfp4(const struct encoding *e, enum view view) {
   switch (e->block) {
     case BLOCK_1X32:
       if (e->scale != SCALE_MX_ENCODE && e->scale != SCALE_MX_DECODE && e->scale != SCALE_MX_FLOOR)
         return "1x32 blocks are scaled by the encode, decode or floor rule";
-      if (e->rounding == ROUND_STOCHASTIC && view == VIEW_COLUMN)
-        return "a column view is rounded to nearest only (draws belong to rows)";
-      return NULL;
+      return refuse_draws(e, view);
     case BLOCK_2D32:
       if (e->scale != SCALE_MX_ADAPTIVE) return "2D tiles are executable with the adaptive scale rule only";
-      if (e->rounding != ROUND_NEAREST) return "2D tiles are rounded to nearest only";
-      if (e->hadamard != HADAMARD_NONE) return "2D tiles take no transform: both views would not decode alike";
-      return NULL;
+      return refuse_tile(e);
     case BLOCK_NONE:
     case BLOCK_1X16:
     case BLOCK_2D16: break;
@@ -32,10 +38,7 @@ static const char *refuse_nvfp4(const struct encoding *e) {
   if (four_over_six && e->rounding != ROUND_NEAREST) return "four over six is rounded to nearest only";
   switch (e->block) {
     case BLOCK_1X16: return NULL;
-    case BLOCK_2D16:
-      if (e->rounding != ROUND_NEAREST) return "2D tiles are rounded to nearest only";
-      if (e->hadamard != HADAMARD_NONE) return "2D tiles take no transform: both views would not decode alike";
-      return NULL;
+    case BLOCK_2D16: return refuse_tile(e);
     case BLOCK_NONE:
     case BLOCK_1X32:
     case BLOCK_2D32: break;
@@ -55,14 +58,8 @@ static const char *refuse_nvfp4_local(const struct encoding *e, enum view view) 
     return "CTA-local NVFP4 is scaled by the faithful or the pow2 rule";
   if (e->strip < 0 || e->strip % 128 != 0) return "a strip is a multiple of 128 rows";
   switch (e->block) {
-    case BLOCK_1X16:
-      if (e->rounding == ROUND_STOCHASTIC && view == VIEW_COLUMN)
-        return "a column view is rounded to nearest only (draws belong to rows)";
-      return NULL;
-    case BLOCK_2D16:
-      if (e->rounding != ROUND_NEAREST) return "2D tiles are rounded to nearest only";
-      if (e->hadamard != HADAMARD_NONE) return "2D tiles take no transform: both views would not decode alike";
-      return NULL;
+    case BLOCK_1X16: return refuse_draws(e, view);
+    case BLOCK_2D16: return refuse_tile(e);
     case BLOCK_NONE:
     case BLOCK_1X32:
     case BLOCK_2D32: break;
