@@ -2,6 +2,8 @@
  * that take every path, of ordinary and extreme numbers. */
 #include "tests/cuda_twin.h"
 
+#include "kernels/cuda/sigmoid.cuh"
+
 extern "C" {
 #include "kernels/rope.h"
 }
@@ -130,6 +132,43 @@ TEST(swiglu_all_gates) {
   swiglu_case(&twins[0], &twins[1], 0);
 }
 
+/* Every BF16 gate, beside ups of all 128 significands: products in the middle of two BF16 show a sigmoid's last bit. */
+TEST(swiglu_all_bf16_gates) {
+  enum { N = 2048, ROWS = 65536 / N };
+  for (int turn = 0; turn < 4; turn++) {
+    struct matrix x = rig_matrix(DTYPE_BF16, ROWS, 2 * N), d = rig_matrix(DTYPE_BF16, ROWS, N);
+    for (int i = 0; i < ROWS * N; i++) {
+      rig_set(&x, i / N * 2 * N + i % N, (double)bf16_decode((uint16_t)i));
+      rig_set(&x, i / N * 2 * N + N + i % N, 1.0 + (i * 37 + turn * 29) % 128 / 128.0);
+      rig_set(&d, i, 1.0 + (i * 53 + turn * 31) % 128 / 128.0);
+    }
+    struct twin twins[] = {twin_of(x), twin_of(d)};
+    swiglu_case(&twins[0], &twins[1], turn);
+  }
+}
+
+/* The sigmoid itself, in FP32, of every BF16 for which it is the short one. */
+static __global__ void bf16_sigmoids(float *to) {
+  const unsigned i = blockIdx.x * 256 + threadIdx.x;
+  const float x = bf16_decode((uint16_t)i);
+  to[i] = sigmoid_is_ordinary(x) ? sigmoid_ordinary<true>(x) : 0.0f;
+}
+
+TEST(sigmoid_of_every_bf16) {
+  struct twin s = twin_of(rig_matrix(DTYPE_F32, 1, 65536));
+  int64_t ordinary = 0;
+  for (int i = 0; i < 65536; i++) {
+    const float x = bf16_decode((uint16_t)i);
+    const bool is_ordinary = fabsf(x) <= 50.0f;
+    ordinary += is_ordinary;
+    rig_set(&s.host, i, is_ordinary ? (double)f32_sigmoid(x) : 0.0);
+  }
+  CHECK(ordinary == 33938);
+  CUDA_LAUNCH(cuda_of(rig.gpu), bf16_sigmoids, 256, 256, 0, static_cast<float *>(s.device.data));
+  twin_same("sigmoids of BF16", &s);
+  twin_drop(&s);
+}
+
 /* ---- rotary embedding ------------------------------------------------------ */
 TEST(rope) {
   static const struct attention_shape cases[] = {{1, 1, 1, 1, 2},   {2, 33, 4, 2, 32}, {3, 20, 3, 1, 6},  {1, 40, 8, 8, 4},
@@ -224,6 +263,8 @@ int main() {
   RUN(rmsnorm_many_strips);
   RUN(swiglu);
   RUN(swiglu_all_gates);
+  RUN(swiglu_all_bf16_gates);
+  RUN(sigmoid_of_every_bf16);
   RUN(rope);
   RUN(embedding);
   RUN(quantise);

@@ -19,15 +19,21 @@ CUDA_INLINE float divide(float x, float b, float inverse) {
 
 /* x / y and the root of x, correctly rounded: what the compiler makes of `/` and of a root, by
  * the hardware's approximations and the same corrections, without its branches. */
-CUDA_INLINE float quotient(float x, float y) {
+CUDA_INLINE float reciprocal(float y) {
 #ifdef FP4D_CUDA_MODEL
-  return x / y;
+  return 1.0f / y;
 #else
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y));
-  r = f32_fma(r, f32_fma(-y, r, 1.0f), r);
-  return divide(x, y, r);
+  return f32_fma(r, f32_fma(-y, r, 1.0f), r);
 #endif
+}
+CUDA_INLINE float quotient(float x, float y) { return divide(x, y, reciprocal(y)); }
+
+/* With the first correction alone: x / y of such x and y of which a test of all has shown it. */
+CUDA_INLINE float quotient_once(float x, float y) {
+  const float r = reciprocal(y), q = x * r;
+  return f32_fma(f32_fma(-q, y, x), r, q);
 }
 CUDA_INLINE float root(float x) {
 #ifdef FP4D_CUDA_MODEL

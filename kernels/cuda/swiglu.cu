@@ -4,7 +4,7 @@
  * Forward moves gate, up and out, 3 elements for each of out; backward d_act,
  * gate, up, d_gate and d_up, 5.  In BF16 the sigmoid's instructions are nearly
  * as slow as its memory, so eight gates that are all of ordinary size take a
- * shorter exponential of the same bits (`sigmoid_ordinary`).
+ * shorter exponential and quotient of the same bits (`sigmoid_ordinary`).
  */
 #include "kernels/cuda/rows.cuh"
 #include "kernels/cuda/sigmoid.cuh"
@@ -12,15 +12,16 @@
 namespace {
 
 enum { THREADS = 256, VECTOR = 8, PIECE = THREADS * VECTOR };
+enum { FORWARD_BLOCKS = 6 }; /* that an SM has at once, so that others load while one computes */
 
-/* s = sigmoid(g), for eight. */
-CUDA_INLINE void sigmoids(float (&s)[VECTOR], const float (&g)[VECTOR]) {
+/* s = sigmoid(g), for eight of T. */
+template <typename T> CUDA_INLINE void sigmoids(float (&s)[VECTOR], const float (&g)[VECTOR]) {
   bool ordinary = true;
 #pragma unroll
   for (int e = 0; e < VECTOR; e++) ordinary = ordinary && sigmoid_is_ordinary(g[e]);
   if (ordinary) {
 #pragma unroll
-    for (int e = 0; e < VECTOR; e++) s[e] = sigmoid_ordinary(g[e]);
+    for (int e = 0; e < VECTOR; e++) s[e] = sigmoid_ordinary<sizeof(T) == 2>(g[e]);
   } else {
 #pragma unroll
     for (int e = 0; e < VECTOR; e++) s[e] = f32_sigmoid(g[e]);
@@ -28,7 +29,7 @@ CUDA_INLINE void sigmoids(float (&s)[VECTOR], const float (&g)[VECTOR]) {
 }
 
 template <typename T, bool WHOLE>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS)
     gate_forward(const __grid_constant__ struct targets out, const T *gate_up, int64_t rows, int64_t n) {
   const int64_t i = (int64_t)blockIdx.x * PIECE + (int64_t)threadIdx.x * VECTOR;
   if (i >= n) return;
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(THREADS)
     float g[VECTOR], u[VECTOR], s[VECTOR];
     unpack(g, gates);
     unpack(u, ups);
-    sigmoids(s, g);
+    sigmoids<T>(s, g);
 #pragma unroll
     for (int e = 0; e < VECTOR; e++) g[e] = (g[e] * s[e]) * u[e];
     pack(result, g);
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(THREADS)
     unpack(g, gates);
     unpack(u, ups);
     unpack(d, ds);
-    sigmoids(s, g);
+    sigmoids<T>(s, g);
 #pragma unroll
     for (int e = 0; e < VECTOR; e++) {
       u[e] = (d[e] * u[e]) * (s[e] * f32_fma(g[e], 1.0f - s[e], 1.0f));
