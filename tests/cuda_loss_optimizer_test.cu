@@ -2,6 +2,8 @@
  * Cross-entropy: close to the CPU's. */
 #include "tests/cuda_twin.h"
 
+#include "kernels/cuda/sigmoid.cuh"
+
 static struct extent extents() {
   struct extent x = {};
   x.tokens = 64, x.head_chunk = 16, x.attention = {1, 64, 4, 2, 32}, x.hidden_size = 64, x.ffn_size = 64, x.vocab_size = 300;
@@ -276,7 +278,7 @@ TEST(cross_entropy_within) {
 }
 
 TEST(cross_entropy_extremes) {
-  enum { N = 1100, ROWS = 9 };
+  enum { N = 1100, ROWS = 10 };
   for (int mode = 0; mode < 3; mode++) {
     const int64_t n = mode == 1 ? N + 1 : N;
     struct matrix x = rig_matrix(DTYPE_F32, ROWS, n);
@@ -285,11 +287,27 @@ TEST(cross_entropy_extremes) {
     for (int64_t i = 0; i < n; i++) {
       const double row[ROWS] = {i == 3 ? 1e30 : -1e30,   i == 4 ? 1e30 : -1e30, i % 2 ? 0.0 : -INFINITY,
                                 i == 3 ? -INFINITY : 0.0, i == 1099 ? NAN : 1.0, i == 7 ? INFINITY : 1.0,
-                                -1e30,                    -INFINITY,             i < 1000 ? -1000.0 - (double)i : -INFINITY};
+                                -1e30,                    -INFINITY,             i < 1000 ? -1000.0 - (double)i : -INFINITY,
+                                -0.1 * (double)i};
       for (int r = 0; r < ROWS; r++) rig_set(&x, r * n + i, row[r]);
     }
     loss_case("extremes", x, targets, DTYPE_F32, mode == 2);
   }
+}
+
+/* The shorter exponential's bits are f32_exp's, from -86 to 0. */
+enum { EXP_STEP = 997, EXP_COUNT = (0x42AC0000 / EXP_STEP) & ~0xFFFF };
+static __global__ void exponentials_below_zero(float *to) {
+  const unsigned first = blockIdx.x * 256 + threadIdx.x, every = gridDim.x * 256;
+  for (unsigned i = first; i < EXP_COUNT; i += every) to[i] = exp_ordinary(f32_from_bits(0xC2AC0000u - i * EXP_STEP));
+}
+
+TEST(exponential_below_zero) {
+  struct twin e = twin_of(rig_matrix(DTYPE_F32, 1, EXP_COUNT));
+  for (unsigned i = 0; i < EXP_COUNT; i++) rig_set(&e.host, i, (double)f32_exp(f32_from_bits(0xC2AC0000u - i * EXP_STEP)));
+  CUDA_LAUNCH(cuda_of(rig.gpu), exponentials_below_zero, 64, 256, 0, static_cast<float *>(e.device.data));
+  twin_same("exponentials", &e);
+  twin_drop(&e);
 }
 
 int main() {
@@ -301,6 +319,7 @@ int main() {
   RUN(adamw);
   RUN(adamw_of_a_list);
   RUN(adamw_of_every_size);
+  RUN(exponential_below_zero);
   RUN(cross_entropy);
   RUN(cross_entropy_within);
   RUN(cross_entropy_extremes);

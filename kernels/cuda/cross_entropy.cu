@@ -12,6 +12,7 @@
  * d_logits out: 12 bytes an element where that is FP32, in place or not.
  */
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/sigmoid.cuh"
 
 namespace {
 
@@ -34,6 +35,21 @@ CUDA_INLINE struct online online_join(struct online a, struct online b) {
   return {top, online_rebased(a, base) + online_rebased(b, base)};
 }
 
+/* e^(x - base) of numbers of which none is larger than base, if no NaN: f32_exp's bits,
+ * by the shorter way where none is so far below that its exponential is not a normal number. */
+template <int N> CUDA_INLINE void exponentials(float (&e)[N], const float (&x)[N], float base) {
+  bool ordinary = true;
+#pragma unroll
+  for (int j = 0; j < N; j++) e[j] = x[j] - base, ordinary = ordinary && e[j] >= -86.0f;
+  if (ordinary) {
+#pragma unroll
+    for (int j = 0; j < N; j++) e[j] = exp_ordinary(e[j]);
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; j++) e[j] = f32_exp(e[j]);
+  }
+}
+
 template <int N> CUDA_INLINE void online_take(struct online &o, const float (&x)[N]) {
   float top = o.top, e[N];
 #pragma unroll
@@ -41,8 +57,7 @@ template <int N> CUDA_INLINE void online_take(struct online &o, const float (&x)
   const float base = online_base(top);
   if (top > o.top) o.sum = online_rebased(o, base);
   o.top = top;
-#pragma unroll
-  for (int j = 0; j < N; j++) e[j] = f32_exp(x[j] - base);
+  exponentials(e, x, base);
   o.sum = o.sum + reduce_registers(e);
 }
 
@@ -118,7 +133,10 @@ __global__ void __launch_bounds__(THREADS) loss_rows(const __grid_constant__ str
     __syncthreads(); /* d_logits may be logits: everyone has read the target's */
     D *d = (D *)l.d_logits + row * n;
     for (int64_t first = own + (n - 1) / STEP * STEP; first >= 0; first -= STEP) {
-      if (target >= 0) logits_load<V>(v, x, first, n);
+      if (target >= 0) {
+        logits_load<V>(v, x, first, n);
+        exponentials(v, v, o.top);
+      }
 #pragma unroll
       for (int a = 0; a < AHEAD; a++) {
         const int64_t i = first + (int64_t)a * THREADS * V;
@@ -126,7 +144,7 @@ __global__ void __launch_bounds__(THREADS) loss_rows(const __grid_constant__ str
         float part[V];
 #pragma unroll
         for (int e = 0; e < V; e++) {
-          part[e] = target < 0 ? 0.0f : (f32_exp(v[a * V + e] - o.top) * inverse) * l.grad_scale;
+          part[e] = target < 0 ? 0.0f : (v[a * V + e] * inverse) * l.grad_scale;
           if (i + e == target) part[e] = at_target;
         }
         if constexpr (V > 1) {
