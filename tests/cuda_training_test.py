@@ -145,14 +145,15 @@ def test_collectives_that_fail():
     if GPU:
         raise Skipped("on the host model")
 
-    def bench(megabytes, repeat, **environment):
-        return place.command("bench", "collectives", "tiny.yaml", "--megabytes", str(megabytes), "--repeat", str(repeat), "--set", f"run.backend={BACKEND}", np=2,
+    def bench(megabytes, repeat, np=2, **environment):
+        return place.command("bench", "collectives", "tiny.yaml", "--megabytes", str(megabytes), "--repeat", str(repeat), "--set", f"run.backend={BACKEND}", np=np,
                              environment={"FP4D_MODEL_GPUS": "2", "NCCL_NVLS_ENABLE": "0", **environment})
     said = re.compile(r"error: .*")
     for out, code, words in ((bench(9000, 2), SYSTEM, r"rank 0: no GPU memory for 9437184000 bytes"),
                              (bench(1, 3, FP4D_MODEL_FAULT="2/1"), DEVICE, r"\[r1\] error: .*GPU 1: .*illegal memory access"),
                              (bench(1, 3, FP4D_MODEL_FAULT="12/1"), DEVICE, r"ours: all-gather (?s:.*)\[r1\] error: .*GPU 1: .*illegal memory access"),
                              (bench(1, 3, FP4D_MODEL_NCCL_ERROR="2/1"), COMMUNICATION, r"\[r1\] error: .*NCCL: asynchronous error: remote process exited"),
+                             (bench(1, 3, 0, FP4D_MODEL_NCCL_ERROR="2/0"), COMMUNICATION, r"error: NCCL: asynchronous error: remote process exited"),
                              (bench(1, 3, FP4D_MODEL_NCCL_ERROR="12/1"), COMMUNICATION, r"ours: all-gather (?s:.*)\[r1\] error: .*NCCL: asynchronous error: remote")):
         out.expect(code, words)
         check(len(said.findall(out.text)) == 1, "said once", out.text)

@@ -29,16 +29,18 @@ static bool watch(const struct bench *b, struct error *e) {
   return comm_agree(b->comm, comm_watch(b->comm, &limits, e), e);
 }
 
-/* Between exchanges the others do not ask how it went here. */
-static bool or_end_the_job(struct comm *c, bool good, const struct error *e) {
-  if (good || comm_world(c) == 1) return good;
+/* Between exchanges the others do not ask how it went here; and a library that has failed may not come back from its end. */
+static void or_end_the_job(struct comm *c, bool good, const struct error *e) {
+  if (good) return;
   log_failure(e);
   comm_abort(c, e->code);
 }
 
-static bool measure(const struct bench *b, int times, bool (*body)(void *context, struct error *e), void *context,
-                    struct bench_seconds *out, struct error *e) {
-  return or_end_the_job(b->comm, bench_measure(b, times, body, context, out, e), e);
+static void measure(const struct bench *b, int times, bool (*body)(void *context, struct error *e), void *context,
+                    struct bench_seconds *out) {
+  struct error e;
+  const bool good = bench_measure(b, times, body, context, out, &e);
+  or_end_the_job(b->comm, good, &e);
 }
 
 /* ---- ranks on CPUs --------------------------------------------------------------- */
@@ -94,8 +96,8 @@ static bool through_memory(struct bench *b, const struct comm_device *host, stru
     struct bench_seconds t, c;
     s.n = n;
     const int times = n < 1 << 18 ? 20 : 1;
-    measure(b, times, sum, &s, &t, e);
-    measure(b, times, copy, &s, &c, e);
+    measure(b, times, sum, &s, &t);
+    measure(b, times, copy, &s, &c);
     const double bytes = (double)n * sizeof(float), rate = bytes / t.median, bus = rate * 2 * (world - 1) / world;
     json_t *o = json_object();
     record_text(o, "operation", "reduce-scatter, all-gather");
@@ -183,11 +185,11 @@ static bool native_sum(void *context, struct error *e) { return library(context,
 static bool library_copy(void *context, struct error *e) { return library(context, call_copy, e); }
 static bool self_sum(void *context, struct error *e) { return library(context, call_self, e); }
 
-static bool gpu_row(const struct bench *b, struct wire *w, const char *name, bool (*body)(void *, struct error *), struct error *e) {
+static void gpu_row(const struct bench *b, struct wire *w, const char *name, bool (*body)(void *, struct error *)) {
   struct bench_seconds t;
   const int world = comm_world(w->comm);
   w->operation = name;
-  if (!measure(b, 1, body, w, &t, e)) return false;
+  measure(b, 1, body, w, &t);
   const double bytes = (double)(w->x.rows * w->x.cols) * (double)dtype_bytes(w->x.dtype), rate = bytes / t.median;
   const double bus = rate * (world - 1) / world;
   json_t *o = json_object();
@@ -197,7 +199,6 @@ static bool gpu_row(const struct bench *b, struct wire *w, const char *name, boo
   record_real(o, "bytes_per_second", rate);
   record_real(o, "bus_bytes_per_second", bus); /* what a rank sends of it, and receives */
   bench_row(b, o, &t, "  %-44s %12.0f %12.4f %12.3f %12.3f", name, bytes, t.median * 1e3, rate * 1e-9, bus * 1e-9);
-  return true;
 }
 
 /* All ranks join; the id of rank 0 names the world. */
@@ -208,22 +209,24 @@ static bool join_library(struct wire *w, struct error *e) {
   if (!comm_agree(w->comm, made, e) || !comm_broadcast(w->comm, id, sizeof id, 0, e)) return false;
   comm_enter(w->comm, COMM_START, "joining NCCL's world", -1);
   w->link = k->open(w->own.device, id, comm_rank(w->comm), comm_world(w->comm), 1, e);
-  return or_end_the_job(w->comm, w->link && launched(w, e), e);
+  or_end_the_job(w->comm, w->link && launched(w, e), e);
+  return true;
 }
 
-static bool sizes(const struct bench *b, struct wire *w, bool of_library, struct error *e) {
+static void sizes(const struct bench *b, struct wire *w, bool of_library) {
   const int64_t wanted[2] = {b->a.megabytes ? b->a.megabytes : MEGABYTES, b->a.megabytes ? 0 : GPU_MEGABYTES};
   const bool alone = comm_world(w->comm) == 1;
-  bool good = true;
-  for (int i = 0; good && i < 2 && wanted[i]; i++) {
+  for (int i = 0; i < 2 && wanted[i]; i++) {
     w->x.rows = (wanted[i] << 20) / (2 * GPU_ROW) / comm_world(w->comm) * comm_world(w->comm);
-    if (!of_library)
-      good = gpu_row(b, w, "ours: reduce-scatter, in rank order", our_sum, e) && gpu_row(b, w, "ours: all-gather", our_copy, e);
-    else
-      good = gpu_row(b, w, "NCCL's own reduce-scatter", native_sum, e) && gpu_row(b, w, "NCCL's own all-gather", library_copy, e) &&
-             (!alone || gpu_row(b, w, "ours: sent to itself, and a sum of one", self_sum, e));
+    if (!of_library) {
+      gpu_row(b, w, "ours: reduce-scatter, in rank order", our_sum);
+      gpu_row(b, w, "ours: all-gather", our_copy);
+      continue;
+    }
+    gpu_row(b, w, "NCCL's own reduce-scatter", native_sum);
+    gpu_row(b, w, "NCCL's own all-gather", library_copy);
+    if (alone) gpu_row(b, w, "ours: sent to itself, and a sum of one", self_sum);
   }
-  return good;
 }
 
 /* Every rank has a row or more of the smallest size. */
@@ -251,12 +254,13 @@ static bool on_gpus(struct bench *b, struct comm_device *own, struct error *e) {
     bench_title(b, "%s\n%s\n  BF16; bus: what a rank sends, (n-1)/n.  Two H200 over NVLink, multicast off, at 1 GiB, by NCCL's own test: reduce-scatter 257,\n"
                    "  all-gather 266 GB/s bus\n  %-44s %12s %12s %12s %12s", comm_topology(b->comm), text[0] ? text : "a world of one exchanges nothing; what it can do:",
                 "", "bytes", "ms", "GB/s", "bus GB/s");
-    good = comm_world(b->comm) == 1 || sizes(b, &w, false, e);
-    if (good) comm_exchange_close(b->comm);
-    good = good && join_library(&w, e) && sizes(b, &w, true, e);
+    if (comm_world(b->comm) > 1) sizes(b, &w, false);
+    comm_exchange_close(b->comm);
+    good = join_library(&w, e);
+    if (good) sizes(b, &w, true);
   }
   comm_enter(b->comm, COMM_FINISH, "leaving NCCL's world", -1);
-  if (w.link) k->links->close(w.link, good);
+  if (w.link) k->links->close(w.link, true);
   if (w.x.data) k->release(own->device, w.x.data);
   if (own->staging) k->release(own->device, own->staging);
   return good;
