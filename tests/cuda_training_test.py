@@ -9,9 +9,10 @@ differ in the order of their sums alone, so the losses are close; a run must rep
 import json
 import os
 import re
+import subprocess
 import sys
 
-from fp4d import BUILD, COMMUNICATION, DEVICE, DONE, PREEMPTED, PROGRAM, SYSTEM, Place, Skipped, check, main, same
+from fp4d import BUILD, COMMUNICATION, DEVICE, DONE, ENVIRONMENT, PREEMPTED, PROGRAM, ROOT, SYSTEM, Place, Skipped, check, main, same
 
 BACKEND = os.environ.get("BACKEND", "sm90")
 GPU = bool(os.environ.get("GPU"))
@@ -114,6 +115,22 @@ def test_two_ranks_follow_one():
     check(len(one) == len(two), "an update each", str((one, two)))
     for i, (a, b) in enumerate(zip(one, two)):
         check(abs(a - b) <= (1e-5 if i == 0 else 2e-2) * a, f"update {i + 1}: {b} beside {a}", str((one, two)))
+
+
+def test_scaling_is_printed():
+    """scripts/scaling.py: a row for each case, of which those of two ranks have a share of what two single GPUs do."""
+    out = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "scaling.py"), "tiny.yaml", "--program", place.program, "--updates", "1",
+                          "--accumulation", "2", "--set", f"run.backend={BACKEND}", "--set", "train.master=false"], cwd=place.path, capture_output=True,
+                         text=True, env={**ENVIRONMENT, "FP4D_MODEL_GPUS": "2", "NCCL_NVLS_ENABLE": "0"})
+    if GPU and "and it has 1" in out.stdout:
+        raise Skipped("needs two GPUs")
+    check(out.returncode == 0 and not out.stderr, "it ends well", out.stderr)
+    rows = [line.split() for line in out.stdout.splitlines()[1:]]
+    check([row[:4] for row in rows] == [r.split() for r in ("1 1 1 bf16", "2 1 1 bf16", "1 1 2 bf16", "2 1 2 bf16", "1 2 1 bf16", "2 2 1 bf16",
+                                                            "2 2 1 bf16", "1 1 2 fp32", "2 1 2 fp32")], "the cases", out.stdout)
+    for row in rows:
+        numbers = [float(x) for x in row[4:]]
+        check(len(numbers) == (8 if row[0] == "2" else 7) and all(x >= 0 for x in numbers), "figures alone", out.stdout)
 
 
 def test_a_fault_of_one_device():

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Weak scaling of a configuration on the GPUs of this host, by real training:
+
+  scripts/scaling.py CONFIG [--ranks 2] [--updates 8] [--accumulation 8] [--program build/fp4d] [--set key=value]...
+
+Trains CONFIG a few updates each on one GPU and on --ranks of them: one micro-batch an update, --accumulation of
+them, and with twice the local batch, and FP32 gradients, where these fit.  Prints of each the median update
+(without the first two), tokens/s, the share of what as many single GPUs do, the time that the GPU stood still
+for exchanges, and memory beside what was planned.  A run that does not fit, or fails, is said with its message.
+"""
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("config")
+    p.add_argument("--ranks", type=int, default=2)
+    p.add_argument("--updates", type=int, default=8)
+    p.add_argument("--accumulation", type=int, default=8)
+    p.add_argument("--program", default=os.path.join("build", "fp4d"))
+    p.add_argument("--set", action="append", default=[])
+    return p.parse_args()
+
+
+def measure(a, ranks, local, accumulation, dtype):
+    """Records of a run's updates, or why there are none."""
+    folder = tempfile.mkdtemp(prefix="fp4d-scaling-")
+    settings = {"run.folder": folder, "run.backend": "sm90", "train.updates": a.updates, "train.local_batch": local,
+                "train.global_batch": ranks * local * accumulation, "train.gradient_dtype": dtype, "checkpoint.every": 0,
+                "checkpoint.at_end": "false", "checkpoint.async": "false", "validation.every": 0, "optimizer.warmup_updates": 0}
+    launcher = ["mpirun", "-np", str(ranks), "--bind-to", "none"] if ranks > 1 else []
+    words = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")] + [w for s in a.set for w in ("--set", s)]
+    done = subprocess.run(launcher + [a.program, "train", a.config] + words, capture_output=True, text=True)
+    records = []
+    if done.returncode == 0:
+        with open(os.path.join(folder, "metrics.jsonl")) as f:
+            records = [r for r in map(json.loads, f) if r["kind"] == "update"]
+    shutil.rmtree(folder, ignore_errors=True)
+    said = [line for line in done.stderr.splitlines() if "error" in line]
+    return records, said[0] if said else f"ended with {done.returncode}"
+
+
+def main():
+    a = parse()
+    k = a.accumulation
+    cases = [(1, 1, 1, "bf16"), (a.ranks, 1, 1, "bf16"), (1, 1, k, "bf16"), (a.ranks, 1, k, "bf16"), (1, 2, 1, "bf16"), (a.ranks, 2, 1, "bf16"),
+             (a.ranks, 2, max(k // 2, 1), "bf16"), (1, 1, k, "fp32"), (a.ranks, 1, k, "fp32")]
+    single = {}  # tokens/s of one GPU by tokens of its update
+    print(f"{'ranks':>5} {'local':>5} {'micro-batches':>13} {'gradients':>9} {'update ms':>10} {'tokens/s':>9} {'scaling':>8} {'exposed ms':>10} "
+          f"{'memory GB':>10} {'planned':>8} {'loss':>14}", flush=True)
+    for ranks, local, accumulation, dtype in cases:
+        records, why = measure(a, ranks, local, accumulation, dtype)
+        head = f"{ranks:>5} {local:>5} {accumulation:>13} {dtype:>9}"
+        if not records:
+            print(f"{head} {why}", flush=True)
+            continue
+        late = records[2:] or records
+        rate = statistics.median(r["tokens_per_second"] for r in late)
+        if ranks == 1:
+            single.setdefault(local * accumulation, rate)
+        one = single.get(local * accumulation)
+        scaling = f"{rate / ranks / one:8.3f}" if ranks > 1 and one else " " * 8
+        memory = records[0].get("device_memory_bytes", {})
+        print(f"{head} {1e3 * statistics.median(r['seconds']['total'] for r in late):10.1f} {rate:9.0f} {scaling} "
+              f"{statistics.median(r['exchange_wait_ms'] for r in late):10.2f} {memory.get('used', 0) / 1e9:10.3f} {memory.get('planned', 0) / 1e9:8.3f} "
+              f"{records[0]['loss']:7.4f} {records[-1]['loss']:6.4f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
