@@ -93,6 +93,7 @@ template <int N> __device__ __forceinline__ void ring_wait_empty(struct ring<N> 
 }
 /* One arrival a warp, when all of its threads are done. */
 __device__ __forceinline__ void release(uint64_t *empty) {
+  __syncwarp();
   if (threadIdx.x % 32 == 0) sm90_barrier_arrive(empty);
 }
 template <int N> __device__ __forceinline__ void ring_release(struct ring<N> *r, int n) { release(&r->empty[n % N]); }

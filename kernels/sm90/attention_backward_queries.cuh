@@ -129,7 +129,6 @@ template <int D> __device__ void queries_consume(queries_shared<D> *m, const arg
     if constexpr (HELD) {
       fragments<D>(q, m->q[w]);
       fragments<D>(g, m->d_out[w]);
-      __syncwarp();
       release(&m->taken);
     }
 
@@ -174,7 +173,6 @@ template <int D> __device__ void queries_consume(queries_shared<D> *m, const arg
     sm90_wgmma_registers(dq);
     if (begin < end) ring_release(&m->ring, n - 1);
     if constexpr (!HELD) {
-      __syncwarp();
       release(&m->taken);
     }
     n = ring_pass(&m->ring, n, beyond);

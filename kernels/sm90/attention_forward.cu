@@ -154,6 +154,7 @@ __device__ int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
 /* One arrival a warp, when all of its threads are done. */
 __device__ void release(uint64_t *empty) {
+  __syncwarp();
   if (threadIdx.x % 32 == 0) sm90_barrier_arrive(empty);
 }
 
