@@ -78,13 +78,14 @@ bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct st
   const size_t bytes = (size_t)n * sizeof(struct update_measure);
   k->clear(run->device, run->update_measures, bytes);
   model_expire_weights(run->model);
+  struct adamw_tensor tensors[TOGETHER];
+  int count = 0;
   for (int unit = 0; unit < model_unit_number(run->model); unit++) {
     const struct model_unit u = model_unit(run->model, unit);
-    struct adamw_tensor tensors[TOGETHER];
-    int count = 0;
     for (int i = u.first; i < u.first + u.n; i++) {
       const struct param *p = model_param(run->model, i);
       const struct param_share *own = model_param_share(run->model, i);
+      const bool unit_ends = i + 1 == u.first + u.n, copied = unit_ends && run->world > 1, last = i + 1 == n;
       if (own->rows > 0)
         tensors[count++] = (struct adamw_tensor){.param = own_rows(run, i, model_params(run->model), dtype),
                                                  .master = master ? master + own->offset : NULL,
@@ -96,7 +97,7 @@ bool optimizer_step(struct run *run, int64_t update, double grad_norm, struct st
                                                  .layer = (uint32_t)i,
                                                  .first = (uint64_t)(own->first_row * p->cols),
                                                  .measured = &run->update_measures[i]};
-      if (count < TOGETHER && i + 1 < u.first + u.n) continue;
+      if (count < TOGETHER && !copied && !last) continue;
       k->adamw_update(run->device, tensors, count, dtype, gradient_dtype, &a, &draw);
       count = 0;
     }

@@ -69,11 +69,11 @@ struct longsum_part {
 
 constexpr int LONGSUM_VECTOR = 8; /* elements a thread takes at once */
 constexpr int LONGSUM_THREADS = REDUCE_LANES / LONGSUM_VECTOR;
-constexpr int LONGSUM_LIST = 16; /* arrays of a wave at most */
+constexpr int LONGSUM_LIST = 64; /* arrays of a wave at most */
 #ifdef FP4D_CUDA_MODEL
 constexpr int LONGSUM_WAVE = 4; /* tests have several */
 #else
-constexpr int LONGSUM_WAVE = 16384;
+constexpr int LONGSUM_WAVE = 65536;
 #endif
 constexpr int LONGSUM_SCRATCH_BYTES = (LONGSUM_WAVE + 1) * (int)sizeof(struct longsum_part);
 
@@ -87,8 +87,12 @@ struct longsum_wave {
 
 /* The block's array within the wave, and the first element of its chunk. */
 CUDA_INLINE int longsum_place(const struct longsum_wave &w, int64_t &element) {
-  int i = 0;
-  while (static_cast<int>(blockIdx.x) >= w.begin[i + 1]) i++;
+  int i = 0; /* the last array that begins at this block or before */
+  for (int end = w.count; end - i > 1;) {
+    const int middle = (i + end) / 2;
+    if (w.begin[middle] <= static_cast<int>(blockIdx.x)) i = middle;
+    else end = middle;
+  }
   element = ((i == 0 ? w.chunk : 0) + static_cast<int>(blockIdx.x) - w.begin[i]) * REDUCE_CHUNK;
   return i;
 }
