@@ -25,7 +25,6 @@ struct forward {
   void *residual_out;
   float *rstd;
   const void *residual, *delta, *gain; /* delta may be NULL */
-  bool gain_is_bf16;
   float eps;
   int64_t rows, n;
 };
@@ -49,10 +48,10 @@ CUDA_INLINE void take_piece(packed<T, 8> &x, const packed<T, 8> &delta, const st
   for (int e = 0; e < 8; e++) lane[e] = f32_fma(v[e], v[e], lane[e]); /* of an element that is not there: +0 */
 }
 
-template <typename T, bool WHOLE, bool CAST>
-CUDA_INLINE void scale_piece(packed<T, 8> &x, const struct forward &f, float rstd, int64_t row, int64_t i) {
+template <bool WHOLE, bool CAST, typename T, typename G>
+CUDA_INLINE void scale_piece(packed<T, 8> &x, const packed<G, 8> &gain, const struct forward &f, float rstd, int64_t row, int64_t i) {
   float v[8], g[8];
-  row_load_any<WHOLE>(g, f.gain, f.gain_is_bf16, i, f.n);
+  unpack(g, gain);
   unpack(v, x);
 #pragma unroll
   for (int e = 0; e < 8; e++) v[e] = v[e] * rstd;
@@ -73,17 +72,19 @@ CUDA_INLINE float rstd_of(float (&lane)[8], float *shared, const struct forward 
   return rstd;
 }
 
-/* PIECES of 1024 elements hold a row; 0: as many as it has, read twice. */
-template <typename T, int PIECES, bool WHOLE, bool CAST>
+/* PIECES of 1024 elements hold a row, and the gain (G) comes while it is summed; 0: as many as it has, read twice. */
+template <typename T, typename G, int PIECES, bool WHOLE, bool CAST>
 __global__ void __launch_bounds__(FORWARD_THREADS) normalise(const __grid_constant__ struct forward f) {
   __shared__ float shared[2][FORWARD_THREADS / 32];
   int turn = 0;
   for (int64_t row = blockIdx.x; row < f.rows; row += gridDim.x, turn ^= 1) {
     const T *residual = (const T *)f.residual + row * f.n, *delta = (const T *)f.delta + (f.delta ? row * f.n : 0);
+    const G *gain = (const G *)f.gain;
     const int64_t first = (int64_t)threadIdx.x * 8;
     float lane[8] = {0.0f};
     if constexpr (PIECES > 0) {
       packed<T, 8> x[PIECES], d[PIECES];
+      packed<G, 8> g[PIECES];
 #pragma unroll
       for (int p = 0; p < PIECES; p++) {
         row_load<WHOLE>(x[p], residual, first + p * REDUCE_LANES, f.n);
@@ -91,12 +92,15 @@ __global__ void __launch_bounds__(FORWARD_THREADS) normalise(const __grid_consta
       }
 #pragma unroll
       for (int p = 0; p < PIECES; p++) take_piece<T, WHOLE>(x[p], d[p], f, row, first + p * REDUCE_LANES, lane);
+#pragma unroll
+      for (int p = 0; p < PIECES; p++) row_load<WHOLE>(g[p], gain, first + p * REDUCE_LANES, f.n);
       const float rstd = rstd_of(lane, shared[turn], f, row);
 #pragma unroll
       for (int p = 0; p < PIECES; p++)
-        scale_piece<T, WHOLE, CAST>(x[p], f, rstd, row, first + p * REDUCE_LANES);
+        scale_piece<WHOLE, CAST>(x[p], g[p], f, rstd, row, first + p * REDUCE_LANES);
     } else {
       packed<T, 8> x, d;
+      packed<G, 8> g;
       for (int64_t i = first; i < f.n; i += REDUCE_LANES) {
         row_load<WHOLE>(x, residual, i, f.n);
         if (f.delta) row_load<WHOLE>(d, delta, i, f.n);
@@ -106,7 +110,8 @@ __global__ void __launch_bounds__(FORWARD_THREADS) normalise(const __grid_consta
       const T *sum = f.delta ? (const T *)f.residual_out + row * f.n : residual; /* this thread's own writes */
       for (int64_t i = first; i < f.n; i += REDUCE_LANES) {
         row_load<WHOLE>(x, sum, i, f.n);
-        scale_piece<T, WHOLE, CAST>(x, f, rstd, row, i);
+        row_load<WHOLE>(g, gain, i, f.n);
+        scale_piece<WHOLE, CAST>(x, g, f, rstd, row, i);
       }
     }
   }
@@ -142,13 +147,15 @@ static void run_forward(struct device *device, const struct emission *out, struc
   CUDA_REQUIRE(!delta || (residual_out && residual_out->dtype == residual->dtype && delta->dtype == residual->dtype),
                "residual_out or delta is not of residual's type");
   struct forward f = {targets_of(out, residual->dtype, rows, n), delta ? residual_out->data : NULL, rstd, residual->data,
-                      delta ? delta->data : NULL, gain->data, gain->dtype == DTYPE_BF16, eps, rows, n};
+                      delta ? delta->data : NULL, gain->data, eps, rows, n};
   if (rows * n == 0) return;
   const bool aligned = cuda_whole(n, FORWARD_VECTOR, f.residual_out, f.residual, f.delta, f.gain) && targets_whole(&f.out);
   with_type(residual->dtype, [&](auto zero) {
-    with_pieces<CAST ? 0 : 8>(n, aligned, [&](auto pieces, auto whole) { /* cast forwards are for evaluating: not so fast */
-      CUDA_LAUNCH(d, (normalise<decltype(zero), decltype(pieces)::value, decltype(whole)::value, CAST>), grid_of_tasks(rows),
-                  FORWARD_THREADS, 0, f);
+    with_type(gain->dtype, [&](auto one) {
+      with_pieces<CAST ? 0 : 8>(n, aligned, [&](auto pieces, auto whole) { /* cast forwards are for evaluating: not so fast */
+        CUDA_LAUNCH(d, (normalise<decltype(zero), decltype(one), decltype(pieces)::value, decltype(whole)::value, CAST>),
+                    grid_of_tasks(rows), FORWARD_THREADS, 0, f);
+      });
     });
   });
 }
