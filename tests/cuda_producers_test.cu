@@ -172,7 +172,8 @@ TEST(sigmoid_of_every_bf16) {
 /* ---- rotary embedding ------------------------------------------------------ */
 TEST(rope) {
   static const struct attention_shape cases[] = {{1, 1, 1, 1, 2},   {2, 33, 4, 2, 32}, {3, 20, 3, 1, 6},  {1, 40, 8, 8, 4},
-                                                 {5, 13, 2, 1, 128}, {1, 9, 24, 4, 96}, {2, 7, 3, 3, 10}, {1, 4, 32, 8, 128}};
+                                                 {5, 13, 2, 1, 128}, {1, 9, 24, 4, 96}, {2, 7, 3, 3, 10}, {1, 4, 32, 8, 128},
+                                                 {1, 3, 70, 2, 128}, {2, 2, 2, 1, 1032}, {1, 3, 1, 1, 1030}}; /* heads in turns; in parts of several blocks */
   int number = 0;
   for (const struct attention_shape &s : cases)
     for (enum dtype t : twin_types) {
