@@ -5,8 +5,8 @@
  * 4 elements for each of out (2 without delta).
  *
  * Backward: a strip of 32 rows a block of 256 threads.  Each holds its columns'
- * sums of d_gain while it walks the rows, and has the next row's loads under way
- * while it computes one.  Moves dy, residual, d_above in, d_residual out: 4
+ * sums of d_gain while it walks the rows, and has the next row copied to shared
+ * memory while it computes one.  Moves dy, residual, d_above in, d_residual out: 4
  * elements for each of d_residual; strips' sums besides, an eighth of an FP32 row
  * a row of BF16.  Then the tree over strips, 256 of them a pass.
  *
@@ -215,32 +215,74 @@ CUDA_INLINE void piece_finish(float (&d_gain)[BACKWARD_VECTOR], const struct pie
   targets_store<WHOLE>(b.out, row * b.n, i, b.n, result);
 }
 
+/* A row, and the next on its way: each thread reads what it asked for itself. */
+template <typename T, int PIECES> struct rows_ahead {
+  packed<T, BACKWARD_VECTOR> row[2][3][PIECES][BACKWARD_THREADS]; /* of dy, residual, d_above */
+  float shared[2][BACKWARD_THREADS / 32];
+};
+
+template <typename T> CUDA_INLINE void copy_begin(packed<T, BACKWARD_VECTOR> *to, const T *from) {
+#ifdef FP4D_CUDA_MODEL
+  words_load(to->word, from);
+#else
+  const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+  if constexpr (sizeof(*to) == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at), "l"(from) : "memory");
+#endif
+}
+
+/* All that this thread began before is there, but for the last row. */
+CUDA_INLINE void copy_wait_but_last() {
+#ifndef FP4D_CUDA_MODEL
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}
+
+/* A row that is none is a group all the same. */
+template <typename T, int PIECES> CUDA_INLINE void row_begin(struct rows_ahead<T, PIECES> *to, int turn, const struct backward &b, int64_t row, int64_t end) {
+  const void *const from[3] = {b.dy, b.residual, b.above};
+#pragma unroll
+  for (int a = 0; a < 3; a++)
+    if (row < end && from[a])
+#pragma unroll
+      for (int p = 0; p < PIECES; p++) {
+        const int64_t i = (int64_t)threadIdx.x * BACKWARD_VECTOR + p * REDUCE_LANES;
+        if (i < b.n) copy_begin(&to->row[turn][a][p][threadIdx.x], (const T *)from[a] + row * b.n + i);
+      }
+#ifndef FP4D_CUDA_MODEL
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
 template <typename T, int PIECES, bool WHOLE>
 __global__ void __launch_bounds__(BACKWARD_THREADS) differentiate(const __grid_constant__ struct backward b) {
   __shared__ float shared[2][BACKWARD_THREADS / 32];
   const int64_t first = (int64_t)threadIdx.x * BACKWARD_VECTOR, begin = (int64_t)blockIdx.x * REDUCE_STRIP;
   const int64_t end = begin + REDUCE_STRIP < b.rows ? begin + REDUCE_STRIP : b.rows;
   constexpr int HELD = PIECES > 0 ? PIECES : 1;
-  struct piece<T> now[HELD], next[HELD];
+  struct piece<T> now[HELD];
   float gain[HELD][BACKWARD_VECTOR], d_gain[HELD][BACKWARD_VECTOR] = {{0.0f}};
   int turn = 0;
-  if (PIECES > 0) {
+  if constexpr (PIECES > 0) {
+    using rows = struct rows_ahead<T, PIECES>;
+    CUDA_DYNAMIC_SHARED(rows, ahead);
+    row_begin(ahead, 0, b, begin, end);
 #pragma unroll
-    for (int p = 0; p < HELD; p++) {
-      row_load_any<WHOLE>(gain[p], b.gain, b.gain_is_bf16, first + p * REDUCE_LANES, b.n);
-      piece_load<T, WHOLE>(next[p], b, begin, first + p * REDUCE_LANES);
-    }
+    for (int p = 0; p < HELD; p++) row_load_any<WHOLE>(gain[p], b.gain, b.gain_is_bf16, first + p * REDUCE_LANES, b.n);
     for (int64_t row = begin; row < end; row++, turn ^= 1) {
       float lane[BACKWARD_VECTOR] = {0.0f};
       const float rstd = b.rstd[row];
+      row_begin(ahead, turn ^ 1, b, row + 1, end);
+      copy_wait_but_last();
 #pragma unroll
-      for (int p = 0; p < HELD; p++) now[p] = next[p];
-      if (row + 1 < end)
-#pragma unroll
-        for (int p = 0; p < HELD; p++) piece_load<T, WHOLE>(next[p], b, row + 1, first + p * REDUCE_LANES);
+      for (int p = 0; p < HELD; p++) {
+        words_load(now[p].dy.word, &ahead->row[turn][0][p][threadIdx.x]);
+        words_load(now[p].x.word, &ahead->row[turn][1][p][threadIdx.x]);
+        if (b.above) words_load(now[p].above.word, &ahead->row[turn][2][p][threadIdx.x]);
+      }
 #pragma unroll
       for (int p = 0; p < HELD; p++) piece_dot<WHOLE>(lane, now[p], gain[p], first + p * REDUCE_LANES, b.n);
-      const float c = reduce_lanes(lane, shared[turn]) / (float)b.n * rstd * rstd;
+      const float c = reduce_lanes(lane, ahead->shared[turn]) / (float)b.n * rstd * rstd; /* a barrier: the row is read */
 #pragma unroll
       for (int p = 0; p < HELD; p++)
         piece_finish<WHOLE>(d_gain[p], now[p], gain[p], b, row, first + p * REDUCE_LANES, rstd, c);
@@ -365,8 +407,9 @@ void cuda_add_rmsnorm_backward(struct device *device, const struct emission *out
   with_type(dy->dtype, [&](auto zero) {
     using T = decltype(zero);
     with_pieces<sizeof(T) == 2 ? 8 : 4>(n, aligned, [&](auto pieces, auto whole) {
-      CUDA_LAUNCH(d, (differentiate<T, decltype(pieces)::value, decltype(whole)::value>), cuda_grid(strips), BACKWARD_THREADS, 0,
-                  b);
+      constexpr int PIECES = decltype(pieces)::value;
+      CUDA_LAUNCH(d, (differentiate<T, PIECES, decltype(whole)::value>), cuda_grid(strips), BACKWARD_THREADS,
+                  PIECES > 0 ? sizeof(struct rows_ahead<T, PIECES + (PIECES == 0)>) : 0, b);
     });
   });
   sum_gain(d, d_gain, b.partial, strips, n);
