@@ -199,6 +199,10 @@ static inline bool targets_whole(const struct targets *t) { return cuda_whole(0,
 /* Writes N elements at i of the row that begins at `first` of the whole. */
 template <bool WHOLE, typename T, int N>
 CUDA_INLINE void targets_store(const struct targets &t, int64_t first, int64_t i, int64_t n, const packed<T, N> &p) {
+  if (t.count == 1 && t.is_bf16[0] == (sizeof(T) == 2)) { /* the usual, without a loop's addresses */
+    row_store<WHOLE>((T *)t.at[0] + first, i, n, p);
+    return;
+  }
 #pragma unroll 1
   for (int k = 0; k < t.count; k++) {
     if (t.is_bf16[k] == (sizeof(T) == 2)) {
