@@ -6,12 +6,12 @@
 Trains CONFIG a few updates each on one GPU and on --ranks of them: one micro-batch an update, --accumulation of
 them, and with twice the local batch, and FP32 gradients, where these fit.  Prints of each the median update
 (without the first two), tokens/s, the share of what as many single GPUs do, the time that the GPU stood still
-for exchanges, and memory beside what was planned.  A run that does not fit, or fails, is said with its message.
+for exchanges, and memory beside what was planned.  A run that does not fit, or fails, is said with its message; exit
+status 1 if none ran.  A share with a * is of one GPU's with BF16 gradients, where it has no memory for FP32 ones.
 """
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -31,20 +31,21 @@ def parse():
 
 def measure(a, ranks, local, accumulation, dtype):
     """Records of a run's updates, or why there are none."""
-    folder = tempfile.mkdtemp(prefix="fp4d-scaling-")
-    settings = {"run.folder": folder, "run.backend": "sm90", "train.updates": a.updates, "train.local_batch": local,
-                "train.global_batch": ranks * local * accumulation, "train.gradient_dtype": dtype, "checkpoint.every": 0,
-                "checkpoint.at_end": "false", "checkpoint.async": "false", "validation.every": 0, "optimizer.warmup_updates": 0}
-    launcher = ["mpirun", "-np", str(ranks), "--bind-to", "none"] if ranks > 1 else []
-    words = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")] + [w for s in a.set for w in ("--set", s)]
-    done = subprocess.run(launcher + [a.program, "train", a.config] + words, capture_output=True, text=True)
-    records = []
-    if done.returncode == 0:
-        with open(os.path.join(folder, "metrics.jsonl")) as f:
-            records = [r for r in map(json.loads, f) if r["kind"] == "update"]
-    shutil.rmtree(folder, ignore_errors=True)
-    said = [line for line in done.stderr.splitlines() if "error" in line]
-    return records, said[0] if said else f"ended with {done.returncode}"
+    with tempfile.TemporaryDirectory(prefix="fp4d-scaling-") as folder:
+        settings = {"run.folder": folder, "run.backend": "sm90", "train.updates": a.updates, "train.local_batch": local,
+                    "train.global_batch": ranks * local * accumulation, "train.gradient_dtype": dtype, "checkpoint.every": 0,
+                    "checkpoint.at_end": "false", "checkpoint.async": "false", "validation.every": 0, "optimizer.warmup_updates": 0}
+        launcher = ["mpirun", "-np", str(ranks), "--bind-to", "none"] if ranks > 1 else []
+        words = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")] + [w for s in a.set for w in ("--set", s)]
+        try:
+            done = subprocess.run(launcher + [a.program, "train", a.config] + words, capture_output=True, text=True)
+        except OSError as e:
+            return [], f"{e.filename}: {e.strerror}"
+        if done.returncode == 0:
+            with open(os.path.join(folder, "metrics.jsonl")) as f:
+                return [r for r in map(json.loads, f) if r["kind"] == "update"], ""
+        said = [line for line in done.stderr.splitlines() if "error: " in line]
+        return [], said[0] if said else f"ended with {done.returncode}"
 
 
 def main():
@@ -52,26 +53,30 @@ def main():
     k = a.accumulation
     cases = [(1, 1, 1, "bf16"), (a.ranks, 1, 1, "bf16"), (1, 1, k, "bf16"), (a.ranks, 1, k, "bf16"), (1, 2, 1, "bf16"), (a.ranks, 2, 1, "bf16"),
              (a.ranks, 2, max(k // 2, 1), "bf16"), (1, 1, k, "fp32"), (a.ranks, 1, k, "fp32")]
-    single = {}  # tokens/s of one GPU by tokens of its update
+    single = {}  # tokens/s of one GPU by samples of its update and gradients
+    failed = 0
     print(f"{'ranks':>5} {'local':>5} {'micro-batches':>13} {'gradients':>9} {'update ms':>10} {'tokens/s':>9} {'scaling':>8} {'exposed ms':>10} "
           f"{'memory GB':>10} {'planned':>8} {'loss':>14}", flush=True)
     for ranks, local, accumulation, dtype in cases:
         records, why = measure(a, ranks, local, accumulation, dtype)
         head = f"{ranks:>5} {local:>5} {accumulation:>13} {dtype:>9}"
         if not records:
+            failed += 1
             print(f"{head} {why}", flush=True)
             continue
         late = records[2:] or records
         rate = statistics.median(r["tokens_per_second"] for r in late)
+        samples = local * accumulation
         if ranks == 1:
-            single.setdefault(local * accumulation, rate)
-        one = single.get(local * accumulation)
-        scaling = f"{rate / ranks / one:8.3f}" if ranks > 1 and one else " " * 8
+            single.setdefault((samples, dtype), rate)
+        one = single.get((samples, dtype))
+        other = single.get((samples, "bf16"))  # what one GPU has no memory for has a share of this, marked
+        scaling = f"{rate / ranks / one:8.3f}" if one else f"{rate / ranks / other:7.3f}*" if other else f"{'-':>8}"
         memory = records[0].get("device_memory_bytes", {})
         print(f"{head} {1e3 * statistics.median(r['seconds']['total'] for r in late):10.1f} {rate:9.0f} {scaling} "
               f"{statistics.median(r['exchange_wait_ms'] for r in late):10.2f} {memory.get('used', 0) / 1e9:10.3f} {memory.get('planned', 0) / 1e9:8.3f} "
               f"{records[0]['loss']:7.4f} {records[-1]['loss']:6.4f}", flush=True)
-    return 0
+    return 1 if failed == len(cases) else 0
 
 
 if __name__ == "__main__":

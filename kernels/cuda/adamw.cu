@@ -23,6 +23,7 @@ struct update {
   uint64_t seed;
   uint32_t number, operand; /* of the draws */
 };
+static_assert(sizeof(struct update) + sizeof(struct longsum_wave) + 8 <= 32764, "what a kernel's parameters may be, from CUDA 12.1 on");
 
 /* The 16-bit fields of elements at .. at + 7 of a tensor. */
 CUDA_INLINE void draw_fields(uint32_t (&field)[VECTOR], const struct update &u, uint32_t layer, uint64_t at) {

@@ -101,7 +101,7 @@ void launch(struct cuda_device *d, const struct matrix *d_qkv, const struct matr
   const unsigned blocks = static_cast<unsigned>(a.shape.tiles), items = batch * heads * blocks;
   const unsigned sms = static_cast<unsigned>(d->sm_count);
   const int units = static_cast<int>(units_of(s)), pass = static_cast<int>(units_of_pass(s, d->attention_kept_most));
-  CUDA_REQUIRE(heads < 65536 && batch < 65536 && blocks < 65536, "attention of more heads, samples or blocks than a grid has");
+  CUDA_REQUIRE(heads < 65536 && batch < 65536 && blocks < 65536 && s->batch * s->n_heads * a.shape.tiles < INT32_MAX, "attention of more heads, samples or blocks than a grid has");
   CUDA_LAUNCH(d, summarise<D>, dim3(tiles, heads, batch), 256, 0, statistics, static_cast<const uint16_t *>(d_out->data),
               static_cast<const uint16_t *>(out->data), lse, a.shape.seq_len);
   const CUtensorMap qkv_map = sm90_attention_map(d, qkv, s, TILE), d_out_map = sm90_attention_map(d, d_out, s, TILE);
