@@ -117,6 +117,22 @@ def test_two_ranks_follow_one():
         check(abs(a - b) <= (1e-5 if i == 0 else 2e-2) * a, f"update {i + 1}: {b} beside {a}", str((one, two)))
 
 
+def test_a_world_changes():
+    """Two ranks' checkpoint goes on on one, and one's on two: the losses are those of a run that stays, but for the order of sums."""
+    half = UPDATES // 2
+    for name, np in (("shrinks", (2, 1)), ("grows", (1, 2))):
+        for n, stop, code in ((np[0], half, PREEMPTED), (np[1], 0, DONE)):
+            out = ranks(name, n, n, **{"run.stop_after_update": stop})
+            if GPU and "and it has 1" in out.text:
+                raise Skipped("needs two GPUs")
+            out.expect(code)
+        check("resumed from" in out.text, "it went on", out.text)
+        one, changed = run("gpu", BACKEND), place.column(name, "loss")
+        check(len(one) == len(changed), "an update each", str((one, changed)))
+        for i, (a, b) in enumerate(zip(one, changed)):
+            check(abs(a - b) <= (1e-5 if i == 0 else 2e-2) * a, f"{name}, update {i + 1}: {b} beside {a}", str((one, changed)))
+
+
 def test_scaling_is_printed():
     """scripts/scaling.py: a row for each case, of which those of two ranks have a share of what two single GPUs do."""
     out = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "scaling.py"), "tiny.yaml", "--program", place.program, "--updates", "1",
