@@ -68,7 +68,7 @@ bool comm_finish(struct comm *c, int64_t ticket, struct error *e) {
   if (good)
     x->finished = ticket;
   else
-    c->broken = e->code;
+    c->broken = e->code == ERROR_DEVICE ? ERROR_DEVICE : ERROR_COMMUNICATION;
   return good;
 }
 

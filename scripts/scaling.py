@@ -51,8 +51,10 @@ def measure(a, ranks, local, accumulation, dtype):
 def main():
     a = parse()
     k = a.accumulation
+    if k < 2 or k % 2:
+        sys.exit("scaling: --accumulation must be even, so that twice the local batch makes the same update")
     cases = [(1, 1, 1, "bf16"), (a.ranks, 1, 1, "bf16"), (1, 1, k, "bf16"), (a.ranks, 1, k, "bf16"), (1, 2, 1, "bf16"), (a.ranks, 2, 1, "bf16"),
-             (a.ranks, 2, max(k // 2, 1), "bf16"), (1, 1, k, "fp32"), (a.ranks, 1, k, "fp32")]
+             (a.ranks, 2, k // 2, "bf16"), (1, 1, k, "fp32"), (a.ranks, 1, k, "fp32")]
     single = {}  # tokens/s of one GPU by samples of its update and gradients
     failed = 0
     print(f"{'ranks':>5} {'local':>5} {'micro-batches':>13} {'gradients':>9} {'update ms':>10} {'tokens/s':>9} {'scaling':>8} {'exposed ms':>10} "

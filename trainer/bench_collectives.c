@@ -29,7 +29,7 @@ static bool watch(const struct bench *b, struct error *e) {
   return comm_agree(b->comm, comm_watch(b->comm, &limits, e), e);
 }
 
-/* Between exchanges the others do not ask how it went here; and a library that has failed may not come back from its end. */
+/* The others do not ask how an exchange went here; and a library that has failed may not come back from its end. */
 static void or_end_the_job(struct comm *c, bool good, const struct error *e) {
   if (good) return;
   log_failure(e);

@@ -62,7 +62,7 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
     block_seconds(c, m, layer, &fprop, &all);
     out->linears += tokens * all;
     const enum recompute again = recompute_of_block(c->train.recompute, c->train.recompute_every, layer);
-    if (again == RECOMPUTE_ALL) out->recompute += tokens * fprop; /* attention's share is small beside it */
+    if (again == RECOMPUTE_ALL) out->recompute += tokens * fprop; /* attention's is left out */
     if (again == RECOMPUTE_BOUNDARIES) out->recompute += tokens * block_boundary_bytes(c, layer) / m->memory_bandwidth;
   }
   const double causal = model_config_flops(s, c->train.seq_len, true);

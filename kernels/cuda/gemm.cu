@@ -164,7 +164,7 @@ void choice_text(const struct cuda_device *d, const struct cuda_product *p, char
   };
   cuda_contract_describe(d, text, TEXT);
   size_t n = strlen(text);
-  n += static_cast<size_t>(snprintf(text + n, TEXT - n, " on %s:", d->name));
+  n += static_cast<size_t>(snprintf(text + n, TEXT - n, " on %.96s:", d->name));
   for (const auto &part : parts) {
     uint32_t value = 0; /* little-endian: two bytes are its lower ones */
     size_t written;

@@ -126,7 +126,8 @@ void launch(struct cuda_device *d, const struct matrix *d_qkv, const struct matr
 
 extern "C" int64_t sm90_attention_backward_scratch_bytes(const struct cuda_device *d, const struct extent *x) {
   const struct attention_shape *s = &x->attention;
-  const int64_t all = units_of(s) * unit_bytes(s), most = d->attention_kept_most; /* no smaller shape needs more */
+  if (!sm90_attention_takes(s, DTYPE_BF16)) return 0;
+  const int64_t all = units_of(s) * unit_bytes(s), most = d->attention_kept_most; /* at least what any smaller shape needs */
   return kept_offset(s) + (all < most ? all : most);
 }
 
