@@ -44,7 +44,8 @@ def measure(a, ranks, local, accumulation, dtype):
         if done.returncode == 0:
             with open(os.path.join(folder, "metrics.jsonl")) as f:
                 return [r for r in map(json.loads, f) if r["kind"] == "update"], ""
-        said = [line for line in done.stderr.splitlines() if "error: " in line]
+        lines = [line for line in done.stderr.splitlines() if line.strip("- ")]
+        said = [line for line in lines if "error: " in line] or lines  # the launcher's own, where the program did not come to speak
         return [], said[0] if said else f"ended with {done.returncode}"
 
 
