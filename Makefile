@@ -4,6 +4,7 @@
 # usual folder, PATH) it has the CUDA backends, else it is CPU-only; NVCC= asks for that.
 #   make SANITIZE=1          address and undefined-behaviour sanitizers, build/asan
 #   make SANITIZE=thread     the race detector, build/tsan (slow: not part of check)
+#   make CHECKER=memcheck check-gpu  … under compute-sanitizer's memcheck, racecheck, synccheck or initcheck
 #   make CROSS=aarch64 unit  base and kernels for aarch64, tests under qemu-user
 
 BUILD    ?= build
@@ -63,6 +64,13 @@ ROOMS     += kernels/cuda
 # Numerics as for the CPU: no contraction, correctly rounded quotients and roots, subnormals kept.
 NVCCFLAGS  = -std=c++17 -O3 --fmad=false -prec-div=true -prec-sqrt=true -ftz=false -Xcompiler -Wall,-Wextra -Xcompiler -fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
              -lineinfo -I. -MMD -MP
+CHECKER   ?=
+$(if $(filter-out memcheck racecheck synccheck initcheck,$(CHECKER)),$(error CHECKER=$(CHECKER) is not memcheck, racecheck, synccheck or initcheck))
+ifeq ($(CHECKER),racecheck)
+# It sees a barrier's order for the thread alone that arrives (kernels/sm90/ptx.h).
+override BUILD := $(BUILD)/racecheck
+NVCCFLAGS += -DFP4D_EVERY_LANE_ARRIVES
+endif
 SM90       = -gencode arch=compute_90a,code=sm_90a
 SM100      = -gencode arch=compute_100a,code=sm_100a
 CFLAGS_kernels_device = -DFP4D_CUDA
@@ -203,7 +211,7 @@ gpu-tests: $(GPU_TESTS)
 check-gpu: ## the CUDA backend's tests on this machine's GPU (sm_90a)
 	@$(if $(CUDA),,echo "no nvcc was found (NVCC=PATH): there is no CUDA backend to test" >&2; exit 69)
 	@$(MAKE) -j$(JOBS) --no-print-directory all gpu-tests $(BUILD)/tests/comm_link_main
-	@BUILD=$(BUILD) tests/check_gpu
+	@BUILD=$(BUILD) CHECKER=$(CHECKER) CUDA_HOME=$(CUDA_HOME) tests/check_gpu
 
 .SECONDARY: $(GPU_TESTS:%=%.o) $(UNITS:%=%.o) $(WORLDS:%=%.o) $(MODEL_OBJECTS)
 units: $(UNITS) $(if $(MODEL_UNITS),$(MODEL_PROGRAM))

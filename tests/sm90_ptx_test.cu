@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(384, 1) ring(const __grid_constant__ CUtensorM
       sm90_named_barrier_sync(3 + group, 128);
       if (lane == 0) sm90_barrier_arrive(&empty[s]);
       sm90_named_barrier_sync(1 + group, 256);
-      if (lane == 0) order[(*turn)++] = group;
+      if (lane == 0) order[atomicAdd(turn, 1)] = group;
       if (t + 1 < TURNS || group == 0) sm90_named_barrier_arrive(2 - group, 256);
       sums[(t * 2 + group) * 128 + lane] = sum;
     }

@@ -82,28 +82,44 @@ static inline void cuda_keep_fault(struct cuda_device *d, cudaError_t code, cons
 /* ---- launching ------------------------------------------------------------ */
 /* On d->stream; arguments are converted to the parameters' types.  A template's
  * instance stands in parentheses: CUDA_LAUNCH(d, (copy<float, 4>), grid, ...).
- * More than 48 KiB of dynamic shared memory needs nothing else. */
+ * Dynamic shared memory needs nothing else, up to what a block can have beside the kernel's own. */
 #define CUDA_LAUNCH(d, kernel, grid, block, ...) /* dynamic_shared_bytes, arguments */ \
-  cuda_launch(d, #kernel, kernel, grid, block, __VA_ARGS__)
+  cuda_launch(d, #kernel, kernel, false, grid, block, __VA_ARGS__)
+
+/* The same of a kernel that is set up while the last one still runs: it calls cuda_wait_for_last
+ * before it reads or writes memory ("programmatic dependent launch" in CUDA's guide). */
+#define CUDA_LAUNCH_EARLY(d, kernel, grid, block, ...) cuda_launch(d, #kernel, kernel, true, grid, block, __VA_ARGS__)
 
 template <class... Parameters, class... Arguments>
-static inline void cuda_launch(struct cuda_device *d, const char *name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+static inline void cuda_launch(struct cuda_device *d, const char *name, void (*kernel)(Parameters...), bool early, dim3 grid, dim3 block,
                                size_t dynamic_shared_bytes, Arguments... arguments) {
   static_assert(sizeof...(Parameters) == sizeof...(Arguments), "a kernel's arguments");
   d->last_kernel = name;
 #ifdef FP4D_CUDA_MODEL
+  (void)early;
   auto run = [=] { kernel(static_cast<Parameters>(arguments)...); };
   cuda_model_submit(d->stream, [=]() mutable {
     cuda_model_launch(name, grid, block, dynamic_shared_bytes, [](void *r) { (*static_cast<decltype(run) *>(r))(); }, &run);
     return true;
   });
 #else
-  if (dynamic_shared_bytes > 48 * 1024)
+  if (dynamic_shared_bytes > 0) /* without, both kinds together have 48 KiB */
     cuda_keep_fault(d, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(dynamic_shared_bytes)), name);
-  kernel<<<grid, block, dynamic_shared_bytes, d->stream>>>(static_cast<Parameters>(arguments)...);
-  cuda_keep_fault(d, cudaGetLastError(), name);
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = grid, launch.blockDim = block, launch.dynamicSmemBytes = dynamic_shared_bytes, launch.stream = d->stream;
+  launch.attrs = &overlap, launch.numAttrs = early ? 1 : 0;
+  cuda_keep_fault(d, cudaLaunchKernelEx(&launch, kernel, static_cast<Parameters>(arguments)...), name);
 #endif
 }
+
+#ifdef FP4D_CUDA_MODEL
+static inline void cuda_wait_for_last() {}
+#else
+static __device__ __forceinline__ void cuda_wait_for_last() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#endif
 
 /* A number of blocks as a grid's x; what has more is a defect. */
 static inline unsigned cuda_grid(int64_t blocks) {

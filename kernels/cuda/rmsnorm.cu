@@ -194,7 +194,7 @@ CUDA_INLINE void piece_dot(float (&lane)[BACKWARD_VECTOR], const struct piece<T>
     if (WHOLE ? i < n : i + e < n) lane[e] = f32_fma(dy[e] * gain[e], x[e], lane[e]);
 }
 
-template <bool WHOLE, typename T>
+template <bool WHOLE, bool USUAL, typename T>
 CUDA_INLINE void piece_finish(float (&d_gain)[BACKWARD_VECTOR], const struct piece<T> &p, const float (&gain)[BACKWARD_VECTOR],
                               const struct backward &b, int64_t row, int64_t i, float rstd, float c) {
   float dy[BACKWARD_VECTOR], x[BACKWARD_VECTOR], t[BACKWARD_VECTOR];
@@ -212,14 +212,19 @@ CUDA_INLINE void piece_finish(float (&d_gain)[BACKWARD_VECTOR], const struct pie
   }
   packed<T, BACKWARD_VECTOR> result;
   pack(result, t);
-  targets_store<WHOLE>(b.out, row * b.n, i, b.n, result);
+  if constexpr (USUAL) row_store<WHOLE>((T *)b.out.at[0] + row * b.n, i, b.n, result);
+  else targets_store<WHOLE>(b.out, row * b.n, i, b.n, result);
 }
 
-/* A row, and the next on its way: each thread reads what it asked for itself. */
+/* A row, and the next on its way: each thread reads what it asked for itself, and of
+ * pieces past the row's end what was there, of which nothing is kept. */
 template <typename T, int PIECES> struct rows_ahead {
   packed<T, BACKWARD_VECTOR> row[2][3][PIECES][BACKWARD_THREADS]; /* of dy, residual, d_above */
-  float shared[2][BACKWARD_THREADS / 32];
 };
+template <typename T, int PIECES> constexpr size_t rows_ahead_bytes() {
+  if constexpr (PIECES > 0) return sizeof(struct rows_ahead<T, PIECES>);
+  else return 0;
+}
 
 template <typename T> CUDA_INLINE void copy_begin(packed<T, BACKWARD_VECTOR> *to, const T *from) {
 #ifdef FP4D_CUDA_MODEL
@@ -254,7 +259,8 @@ template <typename T, int PIECES> CUDA_INLINE void row_begin(struct rows_ahead<T
 #endif
 }
 
-template <typename T, int PIECES, bool WHOLE>
+/* USUAL: the result has one target, of its own type; the others' code takes registers. */
+template <typename T, int PIECES, bool WHOLE, bool USUAL>
 __global__ void __launch_bounds__(BACKWARD_THREADS) differentiate(const __grid_constant__ struct backward b) {
   __shared__ float shared[2][BACKWARD_THREADS / 32];
   const int64_t first = (int64_t)threadIdx.x * BACKWARD_VECTOR, begin = (int64_t)blockIdx.x * REDUCE_STRIP;
@@ -282,10 +288,10 @@ __global__ void __launch_bounds__(BACKWARD_THREADS) differentiate(const __grid_c
       }
 #pragma unroll
       for (int p = 0; p < HELD; p++) piece_dot<WHOLE>(lane, now[p], gain[p], first + p * REDUCE_LANES, b.n);
-      const float c = reduce_lanes(lane, ahead->shared[turn]) / (float)b.n * rstd * rstd; /* a barrier: the row is read */
+      const float c = reduce_lanes(lane, shared[turn]) / (float)b.n * rstd * rstd; /* a barrier: the row is read */
 #pragma unroll
       for (int p = 0; p < HELD; p++)
-        piece_finish<WHOLE>(d_gain[p], now[p], gain[p], b, row, first + p * REDUCE_LANES, rstd, c);
+        piece_finish<WHOLE, USUAL>(d_gain[p], now[p], gain[p], b, row, first + p * REDUCE_LANES, rstd, c);
     }
 #pragma unroll
     for (int p = 0; p < HELD; p++) {
@@ -309,12 +315,13 @@ __global__ void __launch_bounds__(BACKWARD_THREADS) differentiate(const __grid_c
     for (int64_t i = first; i < b.n; i += REDUCE_LANES) {
       row_load_any<WHOLE>(gain[0], b.gain, b.gain_is_bf16, i, b.n);
       piece_load<T, WHOLE>(now[0], b, row, i);
-      row_load<WHOLE>(sum, partial, i, b.n);
-      if (row > begin) unpack(d_gain[0], sum);
-      else
 #pragma unroll
-        for (int e = 0; e < BACKWARD_VECTOR; e++) d_gain[0][e] = 0.0f;
-      piece_finish<WHOLE>(d_gain[0], now[0], gain[0], b, row, i, rstd, c);
+      for (int e = 0; e < BACKWARD_VECTOR; e++) d_gain[0][e] = 0.0f;
+      if (row > begin) {
+        row_load<WHOLE>(sum, partial, i, b.n);
+        unpack(d_gain[0], sum);
+      }
+      piece_finish<WHOLE, USUAL>(d_gain[0], now[0], gain[0], b, row, i, rstd, c);
       pack(sum, d_gain[0]);
       row_store<WHOLE>(partial, i, b.n, sum);
     }
@@ -331,6 +338,7 @@ template <typename D>
 __global__ void __launch_bounds__(COLUMNS * WARPS)
     sum_strips(float *to, const float *partial, D *d_gain, int64_t strips, int64_t n) {
   __shared__ float warp_sum[WARPS][COLUMNS];
+  cuda_wait_for_last();
   const int column = (int)threadIdx.x % COLUMNS, warp = (int)threadIdx.x / COLUMNS;
   const int64_t c = (int64_t)blockIdx.x * COLUMNS + column;
   for (int64_t segment = blockIdx.y; segment * SEGMENT < strips; segment += gridDim.y) {
@@ -362,7 +370,7 @@ static void sum_gain(struct cuda_device *d, struct matrix *d_gain, float *partia
     const dim3 grid((unsigned)ceil_of(n, COLUMNS), (unsigned)(segments < 65535 ? segments : 65535));
     with_type(d_gain->dtype, [&](auto zero) {
       using D = decltype(zero);
-      CUDA_LAUNCH(d, (sum_strips<D>), grid, COLUMNS * WARPS, 0, other, (const float *)partial,
+      CUDA_LAUNCH_EARLY(d, (sum_strips<D>), grid, COLUMNS * WARPS, 0, other, (const float *)partial,
                   segments == 1 ? (D *)d_gain->data : (D *)NULL, strips, n);
     });
     if (segments == 1) return;
@@ -408,8 +416,10 @@ void cuda_add_rmsnorm_backward(struct device *device, const struct emission *out
     using T = decltype(zero);
     with_pieces<sizeof(T) == 2 ? 8 : 4>(n, aligned, [&](auto pieces, auto whole) {
       constexpr int PIECES = decltype(pieces)::value;
-      CUDA_LAUNCH(d, (differentiate<T, PIECES, decltype(whole)::value>), cuda_grid(strips), BACKWARD_THREADS,
-                  PIECES > 0 ? sizeof(struct rows_ahead<T, PIECES + (PIECES == 0)>) : 0, b);
+      with_bool(PIECES > 0 && b.out.count == 1 && b.out.is_bf16[0] == (sizeof(T) == 2), [&](auto usual) {
+        CUDA_LAUNCH(d, (differentiate<T, PIECES, decltype(whole)::value, decltype(usual)::value>), cuda_grid(strips), BACKWARD_THREADS,
+                    (rows_ahead_bytes<T, PIECES>()), b);
+      });
     });
   });
   sum_gain(d, d_gain, b.partial, strips, n);

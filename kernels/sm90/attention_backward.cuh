@@ -14,7 +14,7 @@ enum {
   CONSUMERS = BLOCK / TILE,   /* warpgroups that compute */
   THREADS = 128 * (1 + CONSUMERS),
   STAGES = 4,
-  RELEASES = 4 * CONSUMERS,   /* arrivals that free a tile: one a warp */
+  CONSUMER_WARPS = 4 * CONSUMERS,
   SCORES = TILE * TILE,       /* elements of dS of a pair of tiles */
   NO_ITEM = -1
 };
@@ -79,10 +79,10 @@ template <int N> struct ring {
   uint64_t full[N], empty[N];
 };
 
-template <int N> __device__ void ring_init(struct ring<N> *r, uint32_t releases) {
+template <int N> __device__ void ring_init(struct ring<N> *r, uint32_t warps) {
   for (int i = 0; i < N; i++) {
     sm90_barrier_init(&r->full[i], 1);
-    sm90_barrier_init(&r->empty[i], releases);
+    sm90_warp_barrier_init(&r->empty[i], warps);
   }
 }
 template <int N> __device__ __forceinline__ void ring_wait_full(struct ring<N> *r, int n) {
@@ -91,12 +91,8 @@ template <int N> __device__ __forceinline__ void ring_wait_full(struct ring<N> *
 template <int N> __device__ __forceinline__ void ring_wait_empty(struct ring<N> *r, int n) {
   sm90_barrier_wait(&r->empty[n % N], static_cast<uint32_t>(n / N + 1) % 2);
 }
-/* One arrival a warp, when all of its threads are done. */
-__device__ __forceinline__ void release(uint64_t *empty) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) sm90_barrier_arrive(empty);
-}
-template <int N> __device__ __forceinline__ void ring_release(struct ring<N> *r, int n) { release(&r->empty[n % N]); }
+/* This warp is done with tile n. */
+template <int N> __device__ __forceinline__ void ring_release(struct ring<N> *r, int n) { sm90_warp_arrive(&r->empty[n % N]); }
 /* Tiles n..end-1 are for other warpgroups alone. */
 template <int N> __device__ __forceinline__ int ring_pass(struct ring<N> *r, int n, int end) {
   for (; n < end; n++) {

@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(THREADS, 1) keys(const __grid_constant__ CUten
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128), unit = static_cast<int>(blockIdx.x);
   const int sample = (a.unit + unit) / a.shape.kv_heads, kv_head = (a.unit + unit) % a.shape.kv_heads, key = static_cast<int>(blockIdx.y) * BLOCK;
   if (threadIdx.x == 0) {
-    ring_init(&m->ring, RELEASES);
+    ring_init(&m->ring, CONSUMER_WARPS);
     sm90_barrier_init(&m->ready, 1);
     sm90_barrier_init_fence();
   }

@@ -129,7 +129,7 @@ template <int D> __device__ void queries_consume(queries_shared<D> *m, const arg
     if constexpr (HELD) {
       fragments<D>(q, m->q[w]);
       fragments<D>(g, m->d_out[w]);
-      release(&m->taken);
+      sm90_warp_arrive(&m->taken);
     }
 
     float dq[D / 2];
@@ -173,7 +173,7 @@ template <int D> __device__ void queries_consume(queries_shared<D> *m, const arg
     sm90_wgmma_registers(dq);
     if (begin < end) ring_release(&m->ring, n - 1);
     if constexpr (!HELD) {
-      release(&m->taken);
+      sm90_warp_arrive(&m->taken);
     }
     n = ring_pass(&m->ring, n, beyond);
     const int64_t stride = static_cast<int64_t>(a.shape.heads + 2 * a.shape.kv_heads) * D;
@@ -188,9 +188,9 @@ __global__ void __launch_bounds__(THREADS, 1) queries(const __grid_constant__ CU
   CUDA_DYNAMIC_SHARED(queries_shared<D>, m);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (threadIdx.x == 0) {
-    ring_init(&m->ring, RELEASES);
+    ring_init(&m->ring, CONSUMER_WARPS);
     sm90_barrier_init(&m->ready, 1);
-    sm90_barrier_init(&m->taken, RELEASES);
+    sm90_warp_barrier_init(&m->taken, CONSUMER_WARPS);
     sm90_barrier_init_fence();
   }
   __syncthreads();

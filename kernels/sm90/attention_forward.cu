@@ -33,7 +33,7 @@ enum {
   CONSUMERS = 2,             /* warpgroups of 64 queries */
   ROWS = TILE / CONSUMERS,   /* of a consumer */
   THREADS = 128 * (1 + CONSUMERS),
-  RELEASES = 4 * CONSUMERS,  /* arrivals that free a tile: one a warp */
+  CONSUMER_WARPS = 4 * CONSUMERS,
   NO_TILE = -1
 };
 
@@ -151,12 +151,6 @@ __device__ int own_column() { return static_cast<int>(threadIdx.x % 4 * 2); }
 
 /* A value that all lanes have; the compiler then knows it. */
 __device__ int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
-
-/* One arrival a warp, when all of its threads are done. */
-__device__ void release(uint64_t *empty) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) sm90_barrier_arrive(empty);
-}
 
 /* scores[64][128] = Q K^T; issued, not waited for. */
 template <int D> __device__ void issue_scores(float (&scores)[TILE / 2], uint64_t q, uint64_t k) {
@@ -321,9 +315,9 @@ __device__ void consume(shared<D> *s, const CUtensorMap *out_map, const argument
         sm90_wgmma_wait<1>();
       }
       sm90_wgmma_registers(scores);
-      release(&s->k_empty[k.stage]);
+      sm90_warp_arrive(&s->k_empty[k.stage]);
       k.advance();
-      if (j == t.first) release(&s->q_empty);
+      if (j == t.first) sm90_warp_arrive(&s->q_empty);
       if (begins || j * TILE < last_start) {
         const int low[2] = {start[0] - j * TILE, start[1] - j * TILE}, high[2] = {row[0] - j * TILE, row[1] - j * TILE};
         mask(scores, low, high);
@@ -332,7 +326,7 @@ __device__ void consume(shared<D> *s, const CUtensorMap *out_map, const argument
       if (!begins) {
         sm90_wgmma_wait<0>();
         sm90_wgmma_registers(out);
-        release(&s->v_empty[v.stage]);
+        sm90_warp_arrive(&s->v_empty[v.stage]);
         v.advance();
         if (grew) rescale<D>(out, factor);
       }
@@ -342,7 +336,7 @@ __device__ void consume(shared<D> *s, const CUtensorMap *out_map, const argument
     issue_output<D>(out, p, stage_of(v_tiles, v), t.first < t.last);
     sm90_wgmma_wait<0>();
     sm90_wgmma_registers(out);
-    release(&s->v_empty[v.stage]);
+    sm90_warp_arrive(&s->v_empty[v.stage]);
     v.advance();
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -362,12 +356,12 @@ __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_con
   CUDA_DYNAMIC_SHARED(shared<D>, s);
   if (threadIdx.x == 0) {
     sm90_barrier_init(&s->q_full, 1);
-    sm90_barrier_init(&s->q_empty, RELEASES);
+    sm90_warp_barrier_init(&s->q_empty, CONSUMER_WARPS);
     for (int i = 0; i < shared<D>::STAGES; i++) {
       sm90_barrier_init(&s->k_full[i], 1);
       sm90_barrier_init(&s->v_full[i], 1);
-      sm90_barrier_init(&s->k_empty[i], RELEASES);
-      sm90_barrier_init(&s->v_empty[i], RELEASES);
+      sm90_warp_barrier_init(&s->k_empty[i], CONSUMER_WARPS);
+      sm90_warp_barrier_init(&s->v_empty[i], CONSUMER_WARPS);
     }
     sm90_barrier_init_fence();
   }

@@ -17,6 +17,10 @@
  *                                 one thread, then sm90_barrier_init_fence(), then __syncthreads()
  *   sm90_barrier_arrive(b)        one arrival; releases what this thread did before
  *   sm90_barrier_expect(b, n)     n more bytes, and one arrival
+ *   sm90_warp_barrier_init(b, n)  of n warps that arrive by sm90_warp_arrive(b): when all lanes are there, one does
+ *                                 for them.  compute-sanitizer's racecheck takes an arrival for that lane's alone
+ *                                 and does not see the __syncwarp() before it, of which ptxas leaves no instruction
+ *                                 where a warp runs together: with FP4D_EVERY_LANE_ARRIVES each lane arrives.
  *   sm90_barrier_wait(b, parity)  until the phase of this parity has ended: the first is 0, then 1, 0, …
  *                                 On a new barrier parity 1 returns at once.
  *
@@ -68,10 +72,22 @@
 #include <stdint.h>
 
 #ifdef FP4D_CUDA_MODEL
+#include "kernels/cuda/model/device.h"
 #include "kernels/sm90/model.h"
 #else
 #include "kernels/sm90/ptx_device.h"
 #endif
+
+#ifdef FP4D_EVERY_LANE_ARRIVES
+enum { SM90_WARP_ARRIVALS = 32 };
+#else
+enum { SM90_WARP_ARRIVALS = 1 };
+#endif
+SM90_DEVICE void sm90_warp_barrier_init(uint64_t *b, uint32_t warps) { sm90_barrier_init(b, warps * SM90_WARP_ARRIVALS); }
+SM90_DEVICE void sm90_warp_arrive(uint64_t *b) {
+  __syncwarp();
+  if (threadIdx.x % 32 < SM90_WARP_ARRIVALS) sm90_barrier_arrive(b);
+}
 
 /* A matrix descriptor: start / 16 in bits 0-13, leading / 16 in 16-29, stride / 16
  * in 32-45, base offset 0 (tiles are 1024-aligned), swizzle 1 (128 bytes) in 62-63. */
