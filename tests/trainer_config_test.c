@@ -482,6 +482,16 @@ TEST(all_at_once) {
   CHECK(strlen(failure.message) < 300);
 }
 
+/* What runs without a configuration has the limits that a configuration has by default. */
+TEST(defaults_without_a_file) {
+  static struct config without;
+  CHECK(parse(GOOD, NULL, 0));
+  option_take_defaults(option_section("limits"), &without);
+  const struct comm_limits *a = &config.limits, *b = &without.limits;
+  CHECK(b->start_s > 0 && b->update_s > 0 && b->save_s > 0 && b->heartbeat_s > 0);
+  CHECK(a->start_s == b->start_s && a->update_s == b->update_s && a->save_s == b->save_s && a->heartbeat_s == b->heartbeat_s);
+}
+
 int main(void) {
   RUN(defaults);
   RUN(numbers);
@@ -495,5 +505,6 @@ int main(void) {
   RUN(refused);
   RUN(refused_files);
   RUN(all_at_once);
+  RUN(defaults_without_a_file);
   return test_report();
 }

@@ -15,18 +15,15 @@
 #include "kernels/link.h"
 #include "trainer/bench.h"
 #include "trainer/machine.h"
+#include "trainer/options.h"
 #include "trainer/record.h"
 
 enum { MEGABYTES = 64, GPU_MEGABYTES = 1024 };
 
-/* The configuration's defaults. */
-static const struct comm_limits limits_of_none = {.start_s = 1800, .update_s = 600, .save_s = 3600, .heartbeat_s = 20};
-
 static bool watch(const struct bench *b, struct error *e) {
-  const struct config *c = b->config;
-  const struct comm_limits limits =
-      c ? (struct comm_limits){c->limits.start_s, c->limits.update_s, c->limits.save_s, c->limits.heartbeat_s} : limits_of_none;
-  return comm_agree(b->comm, comm_watch(b->comm, &limits, e), e);
+  static struct config without;
+  option_take_defaults(option_section("limits"), &without);
+  return comm_agree(b->comm, comm_watch(b->comm, b->config ? &b->config->limits : &without.limits, e), e);
 }
 
 /* The others do not ask how an exchange went here; and a library that has failed may not come back from its end. */

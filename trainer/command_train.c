@@ -100,12 +100,11 @@ static bool begin_records(struct run *run, bool resumed, struct record_file *rec
 
 static bool train(struct run *run, const char *resume, const char *weights, struct error *e) {
   const struct config *c = &run->config;
-  const struct comm_limits limits = {c->limits.start_s, c->limits.update_s, c->limits.save_s, c->limits.heartbeat_s};
   struct state *state = NULL;
   struct record_file *records = NULL;
   bool resumed = false;
 
-  bool good = comm_agree(run->comm, comm_watch(run->comm, &limits, e), e);
+  bool good = comm_agree(run->comm, comm_watch(run->comm, &c->limits, e), e);
   comm_enter(run->comm, COMM_START, "start", run->update);
   good = good && take_folder(run, &records, e) && start_state(run, resume, weights, &resumed, e);
   if (good && run->update >= c->train.updates) {

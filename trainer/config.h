@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "checkpoints/checkpoint.h"
+#include "comm/comm.h"
 #include "data/source.h"
 #include "model/model.h"
 
@@ -114,9 +115,7 @@ struct config {
     int64_t window;             /* updates of running statistics */
   } divergence;
 
-  struct {
-    double start_s, update_s, save_s, heartbeat_s;
-  } limits;
+  struct comm_limits limits;
 
   struct {
     int64_t every; /* human lines: each n-th update */

@@ -31,8 +31,7 @@ static void *next_item(const struct option *o, void *base, char why[OPTION_WHY])
 void *option_entry_add(const struct option *o, void *base, char why[OPTION_WHY]) {
   const struct option_section *s = option_section(o->entries);
   void *entry = next_item(o, base, why);
-  for (int i = 0; entry && i < s->n_rows; i++)
-    if (s->rows[i].fallback) option_parse(&s->rows[i], entry, s->rows[i].fallback, why);
+  if (entry) option_take_defaults(s, entry);
   return entry;
 }
 

@@ -397,3 +397,9 @@ const struct option *option_find(const struct option_section *s, const char *key
     if (strcmp(s->rows[i].key, key) == 0) return &s->rows[i];
   return NULL;
 }
+
+void option_take_defaults(const struct option_section *s, void *base) {
+  char why[OPTION_WHY];
+  for (int i = 0; i < s->n_rows; i++)
+    if (s->rows[i].fallback) option_parse(&s->rows[i], base, s->rows[i].fallback, why);
+}

@@ -94,6 +94,9 @@ enum { OPTION_ROWS = 32, OPTION_SECTIONS = 20 }; /* more than any section has, m
 const struct option_section *option_section(const char *name); /* NULL: none */
 const struct option *option_find(const struct option_section *s, const char *key);
 
+/* Every default of a section, into its base; what has none is left as it is. */
+void option_take_defaults(const struct option_section *s, void *base);
+
 /* Reads a value as text into base + offset. False: *why says what is wrong, as
  * words that follow "KEY: " (nothing is stored, except of a list its items before the bad one). */
 enum { OPTION_WHY = 320 };
