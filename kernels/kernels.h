@@ -249,8 +249,9 @@ struct measure {
 struct extent {
   int64_t tokens;        /* batch * seq_len */
   int64_t head_chunk;    /* tokens whose logits exist at once */
-  struct attention_shape attention;
+  struct attention_shape attention; /* the very one: a shorter sample's backward may want more */
   int64_t hidden_size, ffn_size, vocab_size;
+  enum dtype attention_backward; /* what attention's backward is called with; 0: it is not called */
 };
 
 struct device; /* opaque */

@@ -65,7 +65,8 @@ static struct extent extent_of(const struct model_config *c, const struct route 
                                        .head_dim = c->head_dim},
                          .hidden_size = c->hidden_size,
                          .ffn_size = c->ffn_size,
-                         .vocab_size = c->vocab_size};
+                         .vocab_size = c->vocab_size,
+                         .attention_backward = s->training ? r->activations : 0};
 }
 
 /* The rows of every parameter that this rank owns. */

@@ -22,7 +22,7 @@ int64_t gemm_scratch_bytes(const struct cuda_device *d, const struct extent *x);
 #include "kernels/cuda/gemm.cu"
 #endif
 
-static const struct extent extents = {64, 32, {2, 32, 4, 2, 24}, 96, 160, 100};
+static const struct extent extents = {64, 32, {2, 32, 4, 2, 24}, 96, 160, 100, {}};
 
 /* A device whose `contract` is gemm.cu's. */
 struct subject {

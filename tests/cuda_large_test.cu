@@ -7,7 +7,7 @@ enum { FAR = 2 }; /* rows with numbers */
 
 static struct extent extents() {
   struct extent x = {};
-  x.tokens = 524290, x.head_chunk = 16800, x.attention = {43, 8192, 32, 8, 128}, x.hidden_size = 4096, x.ffn_size = 2048, x.vocab_size = 128256;
+  x.tokens = 524290, x.head_chunk = 16800, x.attention = {43, 8192, 32, 8, 128}, x.hidden_size = 4096, x.ffn_size = 2048, x.vocab_size = 128256, x.attention_backward = DTYPE_BF16;
   return x;
 }
 

@@ -56,6 +56,7 @@ TEST(extents) {
   struct matrix d_qkv = qkv;
   struct extent x = {};
   x.attention = *s;
+  x.attention_backward = c.type;
   signal(SIGALRM, SIG_DFL);
   if (!freopen("/dev/null", "w", stderr)) _exit(3);
   d->k->set_scratch(d, memory, d->k->scratch_bytes(d, &x));

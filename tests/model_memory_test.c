@@ -18,8 +18,10 @@ static const char *refuse_attention(const struct device *d, const struct attenti
   (void)d, (void)f, (void)part, (void)s;
   return NULL;
 }
+static enum dtype attention_backward; /* that scratch was wanted for */
 static int64_t scratch_bytes(const struct device *d, const struct extent *x) {
   (void)d;
+  attention_backward = x->attention_backward;
   return 1000 + x->tokens;
 }
 static void *scratch;
@@ -166,6 +168,7 @@ static void check(const struct model_config *c, const struct route *r, const str
     return;
   }
   CHECK(model_params(m) == NULL);
+  CHECK_EQ_I64(attention_backward, s->training ? r->activations : 0);
   model_destroy(m);
 
   char *base = aligned_alloc(ARENA_ALIGNMENT, (size_t)round_up((int64_t)measured.used, ARENA_ALIGNMENT));

@@ -12,7 +12,7 @@ extern "C" {
 #include "tests/cuda_rig.h"
 
 static struct rig *devices() {
-  static const struct extent extents = {600, 32, {3, 300, 8, 2, 128}, 96, 160, 100};
+  static const struct extent extents = {600, 32, {3, 300, 8, 2, 128}, 96, 160, 100, DTYPE_BF16};
   static struct rig r = rig_open("sm90", &extents);
   return &r;
 }
@@ -71,6 +71,7 @@ static void run(struct problem *p, const float *angles = NULL) {
   struct cuda_device *d = cuda_of(r->gpu);
   struct extent extent = {};
   extent.attention = p->s;
+  extent.attention_backward = DTYPE_BF16;
   const std::vector<uint8_t> nan((size_t)sm90_attention_backward_scratch_bytes(d, &extent), 0xFF);
   r->gpu->k->upload(r->gpu, d->scratch, nan.data(), nan.size());
   rig_synchronize(r);
@@ -212,6 +213,30 @@ TEST(repeatable) {
   problem_free(&p);
 }
 
+/* Scratch for dS is of whole kv heads, and there where attention's backward on tensor cores is called alone. */
+TEST(scratch) {
+  static const struct attention_shape llama = {1, 8192, 32, 8, 128}, wide = {1, 8192, 32, 8, 256};
+  struct cuda_device *d = cuda_of(devices()->gpu);
+  const int64_t usual = d->attention_kept_most, unit = INT64_C(4) * (128 * 129 / 2) * 8192, statistics = 32 * 8192 * 8 + 16;
+  const struct {
+    struct attention_shape s;
+    enum dtype backward;
+    int64_t most, bytes;
+  } cases[] = {
+      {llama, DTYPE_BF16, usual, statistics + 8 * unit}, {llama, DTYPE_BF16, 3 * unit + 5000, statistics + 3 * unit},
+      {llama, DTYPE_BF16, unit - 1, statistics},         {llama, DTYPE_F32, usual, 0},
+      {llama, {}, usual, 0},                             {wide, DTYPE_BF16, usual, 0},
+  };
+  for (const auto &c : cases) {
+    struct extent x = {};
+    x.attention = c.s;
+    x.attention_backward = c.backward;
+    d->attention_kept_most = c.most;
+    CHECK_EQ_I64(sm90_attention_backward_scratch_bytes(d, &x), c.bytes);
+  }
+  d->attention_kept_most = usual;
+}
+
 /* dS made again, or kept in passes of one, two and all kv heads: the gradients are right each time, and how many a pass has makes no difference. */
 TEST(kept_scores) {
   struct cuda_device *d = cuda_of(devices()->gpu);
@@ -293,6 +318,7 @@ int main(void) {
   RUN(against_double);
   RUN(documents);
   RUN(repeatable);
+  RUN(scratch);
   RUN(kept_scores);
   RUN(rotated_back);
   RUN(causality);

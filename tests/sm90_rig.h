@@ -14,7 +14,7 @@
 #endif
 
 static inline struct rig *sm90_rig() {
-  static const struct extent extents = {1200, 32, {3, 400, 8, 8, 128}, 96, 160, 100};
+  static const struct extent extents = {1200, 32, {3, 400, 8, 8, 128}, 96, 160, 100, DTYPE_BF16};
   static struct rig r = rig_open("sm90", &extents);
   return &r;
 }

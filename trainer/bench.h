@@ -42,9 +42,9 @@ bool bench_measure_device(const struct bench *b, struct device *d, void (*launch
                           struct bench_seconds *out, struct error *e);
 struct bench_seconds bench_median(double *seconds, int n); /* sorts them */
 
-/* The backend of the configuration, or "cpu", with scratch for these extents.
+/* The backend of the configuration, or "cpu", with scratch for each of these n extents.
  * The caller ends it with bench_close. */
-struct device *bench_device(const struct bench *b, const struct extent *x, void **scratch, struct error *e);
+struct device *bench_device(const struct bench *b, const struct extent *x, int n, void **scratch, struct error *e);
 void bench_close(struct device *d, void *scratch);
 
 /* Device memory of `bytes` bytes; BF16 or FP32 numbers in (-1, 1) where wanted. */

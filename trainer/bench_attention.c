@@ -132,21 +132,24 @@ bool bench_attention(struct bench *b, struct error *e) {
     if (b->a.lengths.n == 0) return bench_attention_quality(b, e);
     return error_set(e, ERROR_USAGE, "bench attention: --seq-len is of its speed: --shape has the lengths of a set-up");
   }
-  struct extent x = b->config ? plan_extent(b->config)
-                              : (struct extent){.tokens = 2048, .head_chunk = 2048, .attention = {1, 2048, 8, 2, 64},
-                                                .hidden_size = 512, .ffn_size = 1024, .vocab_size = 512};
+  const struct extent x = b->config ? plan_extent(b->config)
+                                    : (struct extent){.tokens = 2048, .head_chunk = 2048, .attention = {1, 2048, 8, 2, 64},
+                                                      .hidden_size = 512, .ffn_size = 1024, .vocab_size = 512,
+                                                      .attention_backward = DTYPE_BF16};
   int64_t length[ARGUMENT_LIST] = {x.attention.seq_len};
   const int n = b->a.lengths.n > 0 ? b->a.lengths.n : 1;
   if (!parse_lengths(b, length, e)) return false;
-  x.attention.seq_len = 0;
-  for (int i = 0; i < n; i++)
-    if (length[i] > x.attention.seq_len) x.attention.seq_len = length[i];
-  x.tokens = x.attention.batch * x.attention.seq_len;
-  x.head_chunk = x.head_chunk < x.tokens ? x.head_chunk : x.tokens;
-  const enum dtype type = b->config ? b->config->route.activations : DTYPE_BF16;
+  struct extent each[ARGUMENT_LIST];
+  for (int i = 0; i < n; i++) {
+    each[i] = x;
+    each[i].attention.seq_len = length[i];
+    each[i].tokens = x.attention.batch * length[i];
+    each[i].head_chunk = x.head_chunk < each[i].tokens ? x.head_chunk : each[i].tokens;
+  }
+  const enum dtype type = x.attention_backward;
   void *scratch;
   struct attention a = {.shape = x.attention, .qkv = {.dtype = type}};
-  a.d = bench_device(b, &x, &scratch, e);
+  a.d = bench_device(b, each, n, &scratch, e);
   if (!a.d) return false;
   say_head(b, &a);
   bool good = true;

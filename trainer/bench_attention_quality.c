@@ -237,7 +237,7 @@ static bool run_training(const struct bench *b, const struct setup *s, const str
   struct causal c = {.shape = shape, .qkv = {NULL, DTYPE_BF16, tokens, 3 * query}, .out = {NULL, DTYPE_BF16, tokens, query}};
   const int64_t each = x->queries * x->head_dim;
   void *scratch;
-  c.d = bench_device(b, &extent, &scratch, e);
+  c.d = bench_device(b, &extent, 1, &scratch, e);
   if (!c.d) return false;
   bool good = true;
   c.qkv.data = device_room(&c, tokens * 3 * query * 2, &good, e);

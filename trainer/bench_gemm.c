@@ -224,11 +224,12 @@ static bool run_routes(const struct bench *b, struct device *d, const struct ext
 }
 
 bool bench_gemm(struct bench *b, struct error *e) {
-  const struct extent x = b->config ? plan_extent(b->config)
-                                    : (struct extent){.tokens = 2048, .head_chunk = 2048, .attention = {1, 2048, 16, 16, 128},
-                                                      .hidden_size = 2048, .ffn_size = 4096, .vocab_size = 2048};
+  struct extent x = b->config ? plan_extent(b->config)
+                              : (struct extent){.tokens = 2048, .head_chunk = 2048, .attention = {1, 2048, 16, 16, 128},
+                                                .hidden_size = 2048, .ffn_size = 4096, .vocab_size = 2048};
   void *scratch;
-  struct device *d = bench_device(b, &x, &scratch, e);
+  x.attention_backward = 0;
+  struct device *d = bench_device(b, &x, 1, &scratch, e);
   if (!d) return false;
   struct roofs roofs;
   const bool good = find_roofs(b, d, &roofs, e) && run_routes(b, d, &x, &roofs, e);

@@ -238,7 +238,7 @@ static bool measure_speed(struct job *j, const struct captured *t, struct error 
   one.a.threads = 1;
   void *scratch;
   struct timed x = {.header = &j->capture.header, .t = t};
-  x.d = bench_device(&one, &j->capture.header.extent, &scratch, e);
+  x.d = bench_device(&one, &j->capture.header.extent, 1, &scratch, e);
   if (!x.d) return false;
   bench_title(j->b, "\nspeed of one core, both views in one call, block %" PRId64 " %s", t->entry[TENSOR_X]->block,
               linear_name(t->entry[TENSOR_X]->site));
@@ -352,7 +352,7 @@ bool bench_quantize(struct bench *b, struct error *e) {
   void *scratch = NULL;
   bool good = capture_open(&j->capture, b->a.from, e);
   if (good) {
-    j->d = bench_device(b, &j->capture.header.extent, &scratch, e);
+    j->d = bench_device(b, &j->capture.header.extent, 1, &scratch, e);
     good = j->d && choose_routes(j, e) && take_results(j, e);
     if (good)
       bench_title(b, "%s: trained with %s to update %" PRId64 ", captured under bf16; %d routes on backend %s", b->a.from,

@@ -132,24 +132,25 @@ bool bench_measure_device(const struct bench *b, struct device *d, void (*launch
 
 /* ---- the device --------------------------------------------------------------- */
 
-struct device *bench_device(const struct bench *b, const struct extent *x, void **scratch, struct error *e) {
+struct device *bench_device(const struct bench *b, const struct extent *x, int n, void **scratch, struct error *e) {
   const int64_t configured = b->config ? b->config->run.threads : 0;
   const int threads = (int)(b->a.threads > 0 ? b->a.threads : configured > 0 ? configured : threads_available());
   struct device *d = device_open(b->config ? b->config->run.backend : "cpu", threads, e);
   if (!d) return NULL;
-  const char *why = d->k->refuse_extent(d, x, b->config ? b->config->route.activations : DTYPE_BF16);
-  if (why) {
-    error_set(e, ERROR_DEVICE, "bench %s: backend %s does not execute %s", b->a.what, d->k->backend, why);
-    d->k->close(d);
-    return NULL;
+  int64_t most = 0;
+  const char *why = NULL;
+  for (int i = 0; i < n && !why; i++) {
+    why = d->k->refuse_extent(d, &x[i], b->config ? b->config->route.activations : DTYPE_BF16);
+    const int64_t bytes = why ? 0 : d->k->scratch_bytes(d, &x[i]);
+    if (bytes > most) most = bytes;
   }
-  const int64_t bytes = d->k->scratch_bytes(d, x);
-  *scratch = d->k->allocate(d, (size_t)bytes, e);
+  if (why) error_set(e, ERROR_DEVICE, "bench %s: backend %s does not execute %s", b->a.what, d->k->backend, why);
+  *scratch = why ? NULL : d->k->allocate(d, (size_t)most, e);
   if (!*scratch) {
     d->k->close(d);
     return NULL;
   }
-  d->k->set_scratch(d, *scratch, bytes);
+  d->k->set_scratch(d, *scratch, most);
   return d;
 }
 

@@ -99,7 +99,8 @@ struct extent plan_extent(const struct config *c) {
                          .attention = {c->train.local_batch, c->train.seq_len, m->n_heads, m->n_kv_heads, m->head_dim},
                          .hidden_size = m->hidden_size,
                          .ffn_size = m->ffn_size,
-                         .vocab_size = m->vocab_size};
+                         .vocab_size = m->vocab_size,
+                         .attention_backward = c->route.activations};
 }
 
 int64_t plan_largest_tensor(const struct extent *x) {

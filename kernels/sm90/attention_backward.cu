@@ -126,9 +126,8 @@ void launch(struct cuda_device *d, const struct matrix *d_qkv, const struct matr
 
 extern "C" int64_t sm90_attention_backward_scratch_bytes(const struct cuda_device *d, const struct extent *x) {
   const struct attention_shape *s = &x->attention;
-  if (!sm90_attention_takes(s, DTYPE_BF16)) return 0;
-  const int64_t all = units_of(s) * unit_bytes(s), most = d->attention_kept_most; /* at least what any smaller shape needs */
-  return kept_offset(s) + (all < most ? all : most);
+  if (!sm90_attention_takes(s, x->attention_backward)) return 0;
+  return kept_offset(s) + units_of_pass(s, d->attention_kept_most) * unit_bytes(s);
 }
 
 /* cos_sin may be NULL. */
@@ -144,6 +143,7 @@ static void backward(struct device *dd, struct matrix *d_qkv, const struct matri
                "out and d_out must be [tokens, n_heads * head_dim]");
   struct extent x = {};
   x.attention = *s;
+  x.attention_backward = qkv->dtype;
   CUDA_REQUIRE(d->scratch_bytes >= sm90_attention_backward_scratch_bytes(d, &x), "scratch too small for attention's backward");
   if (s->head_dim == 128) launch<128>(d, d_qkv, d_out, out, lse, qkv, cos_sin, starts, s);
   else launch<64>(d, d_qkv, d_out, out, lse, qkv, cos_sin, starts, s);
