@@ -1,4 +1,6 @@
 /* Backends by name.  The only file of kernels/ that knows which ones were built. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/kernels.h"
@@ -37,7 +39,25 @@ struct device *device_open(const char *backend, int threads, struct error *e) { 
 
 struct device *device_open_plan(const char *backend, int threads, struct error *e) { return open_backend(backend, threads, -1, e); }
 
-#if !defined(FP4D_CUDA) || defined(FP4D_CUDA_MODEL) /* the host model's GPU is none of the machine's */
+#ifdef FP4D_CUDA_MODEL
+bool cuda_model_gpus_find(struct gpus_found *out, struct error *e);
+bool cuda_model_nccl_version(char *text, int size, struct error *e);
+
+bool gpus_find(struct gpus_found *out, struct error *e) { return cuda_model_gpus_find(out, e); }
+
+void gpus_release(struct gpus_found *f) {
+  free(f->gpu);
+  memset(f, 0, sizeof *f);
+}
+
+bool gpu_cublaslt_version(char *text, int size, struct error *e) {
+  (void)e;
+  snprintf(text, (size_t)size, "the CPU backend in its place");
+  return true;
+}
+
+bool gpu_nccl_version(char *text, int size, struct error *e) { return cuda_model_nccl_version(text, size, e); }
+#elif !defined(FP4D_CUDA)
 static bool without_cuda(struct error *e) { return error_set(e, ERROR_DEVICE, "this program was built without CUDA"); }
 
 bool gpus_find(struct gpus_found *out, struct error *e) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`fp4d doctor`: what it says of a machine without a GPU, alone and under mpirun, and of folders it cannot use.
+"""`fp4d doctor`: what it says of a machine without a GPU and of the host model's, alone and under mpirun, and of folders it cannot use.
 
 BUILD names the build folder (default build).  Prints "ok NAME" or "not ok NAME: why"
 for each test; exit status 0 iff all are ok.
@@ -7,16 +7,24 @@ for each test; exit status 0 iff all are ok.
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 
-from fp4d import DONE, PROGRAM, SYSTEM, USAGE, Job, check, launcher, main
+from fp4d import BUILD, COMMUNICATION, DONE, PROGRAM, SOON, SYSTEM, USAGE, Job, Skipped, check, launcher, main
 
 folder = tempfile.mkdtemp(prefix="fp4d-doctor-")
+MODEL = os.path.join(BUILD, "model", "fp4d")
 
 
-def doctor(*words, np=0):
-    return Job(launcher(np) + ["doctor", *words], folder).end()
+def doctor(*words, np=0, program=PROGRAM, limit=SOON, **environment):
+    return Job(launcher(np, program) + ["doctor", *words], folder, **environment).end(limit)
+
+
+def on_the_model(**more):
+    if not os.path.exists(MODEL):
+        raise Skipped("needs the host model of CUDA")
+    return doctor(program=MODEL, FP4D_MODEL_GPUS="2", **more)
 
 
 def test_one_process():
@@ -30,6 +38,24 @@ def test_ranks():
     out = doctor(np=2).expect(DONE, r"(?m)^ok +mpi +Open MPI .*2 ranks on 1 host.*; a sum of all ranks")
     check(len(re.findall(r"(?m)^ok +disk", out.text)) == 1, "rank 0 speaks alone", out.text)
     check(os.listdir(folder) == [], "nothing stays", str(os.listdir(folder)))
+
+
+def test_gpus():
+    on_the_model().expect(DONE, r"(?m)^ok +gpu +1: host model 1, .* reaches 1 of 1 others", r"(?m)^ok +gpu +backend sm90 computes right: GPU 1",
+                          r"(?m)^ok +nccl .* joined a world of one, sent to itself, summed, gathered and aborted it", r"\n0 problems\n$")
+
+
+def test_a_library_that_hangs():
+    """NCCL does not come back from its abort, nor then MPI from its end: the report is whole, with its code, in time."""
+    source, library = os.path.join(folder, "finalize.c"), os.path.join(folder, "finalize.so")
+    with open(source, "w") as f:
+        f.write("#include <unistd.h>\nint MPI_Finalize(void) { for (;;) pause(); }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    for np in (0, 2):
+        on_the_model(np=np, FP4D_MODEL_NCCL_STUCK="1", LD_PRELOAD=library if np else "").expect(
+            COMMUNICATION, r"(?m)^ok +mpi ", r"(?m)^PROBLEM +nccl +NCCL: its abort takes longer than 3 s", r"(?m)^ok +disk ", r"\n1 problem\n")
+    os.remove(source)
+    os.remove(library)
 
 
 def test_folders():

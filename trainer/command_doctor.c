@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -269,13 +268,15 @@ int command_doctor(int argc, char **argv) {
   say(&v, "ok", "program", "fp4d %s", version_build());
   say(&v, "ok", "host", "%d processors, %.1f GiB of memory", threads_available(), gib(machine_memory()));
   if (v.speaks) see_device(&v, "cpu", "cpu", 0); /* of this host; the others' GPUs and disks are theirs to see */
+  see_ranks(&v, c); /* before the GPUs: MPI may wait for a driver that NCCL is stuck in */
   if (v.speaks) see_gpus(&v);
-  see_ranks(&v, c);
   if (v.speaks) see_disk(&v, a.folder);
   if (v.speaks) printf("\n%d problem%s\n", v.problems, v.problems == 1 ? "" : "s");
+  const enum error_code code = v.problems ? v.first : ERROR_NONE;
+  if (v.stuck) {
+    fflush(stdout);
+    comm_abort(c, code);
+  }
   comm_close(c);
-  const int code = v.problems ? (int)v.first : ERROR_NONE;
-  if (!v.stuck) return code;
-  fflush(stdout);
-  _exit(code);
+  return (int)code;
 }

@@ -8,7 +8,7 @@
 /* `d` has links, and no link open.  False with *e: what failed, or did not come back within
  * limit_s (of a step; the abort has three seconds, as in training).  *stuck: a thread of this
  * process still stands in the library with the device, which is not to be used or closed any
- * more; the process leaves by _exit, whose end waits for nobody. */
+ * more; the process leaves by comm_abort, whose end waits for nobody. */
 bool hello_link(struct device *d, double limit_s, bool *stuck, struct error *e);
 
 #endif

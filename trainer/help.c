@@ -16,8 +16,8 @@ const struct command commands[] = {
      "Trains nothing and changes nothing.  Prints a line for each thing looked at: \"ok\", or\n"
      "the problem.  The exit code is that of the first kind of problem.\n"},
     {"doctor", "what this machine has for fp4d, and a hello of each part", command_doctor_arguments, command_doctor,
-     "Processors, the CPU backend, NVIDIA's driver, each GPU with a contraction on it, cuBLASLt, NCCL, MPI (under\n"
-     "mpirun a sum of all ranks) and a checkpoint on the disk.  Changes nothing that stays.  What a machine need not have is\n"
+     "Processors, the CPU backend, MPI (under mpirun a sum of all ranks), NVIDIA's driver, each GPU with a contraction\n"
+     "on it, cuBLASLt, NCCL, and a checkpoint on the disk.  Changes nothing that stays.  What a machine need not have is\n"
      "\"absent\"; the exit code is that of the first kind of problem.\n"},
     {"plan", "parameters, FLOPs, memory and roofline of a run; needs no GPU", command_plan_arguments, command_plan, ""},
     {"prepare", "make token streams from text", command_prepare_arguments, command_prepare,

@@ -10,6 +10,7 @@
  * takes some looks, so an event that is recorded earlier does not come after it.
  *
  * FP4D_MODEL_NCCL_ERROR=N/R: rank R's communicator meets an error after N groups;
+ * FP4D_MODEL_NCCL_STUCK=1: ncclCommAbort does not come back;
  * FP4D_MODEL_FAULT=N/R: its device is in a fault after N groups, which the library tells of only
  * where FP4D_MODEL_NCCL_ERROR has it. */
 #include "kernels/cuda/nccl.h"
@@ -268,6 +269,7 @@ int destroy(struct nccl_comm *c) {
 }
 
 int abort_comm(struct nccl_comm *c) {
+  while (getenv("FP4D_MODEL_NCCL_STUCK")) pause();
   c->aborted = true; /* the memory stays: work that stands in a stream looks at it */
   return NCCL_SUCCESS;
 }
@@ -382,3 +384,5 @@ const struct cuda_nccl *cuda_nccl_open(struct error *) {
                                          abort_comm,  group_start,   group_end,    send,       recv,       broadcast,   all_gather,     reduce_scatter};
   return &table;
 }
+
+extern "C" bool cuda_model_nccl_version(char *text, int size, struct error *e) { return cuda_nccl_version(text, size, e); }
