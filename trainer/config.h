@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "checkpoints/checkpoint.h"
 #include "comm/comm.h"
 #include "data/source.h"
@@ -120,7 +121,7 @@ struct config {
   struct {
     int64_t every; /* human lines: each n-th update */
     double peak_flops; /* of one rank, for MFU; 0 = measured GEMM rate (cpu) or device table */
-    char level[16];    /* "error", "warning", "info", "debug" */
+    enum log_level level;
   } log;
 
   /* Fault injection, for tests: "nan@7/1" = NaN in rank 1's gradients at update 7;

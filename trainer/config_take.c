@@ -229,7 +229,7 @@ static void take(struct config_loader *l, struct document *d, struct document_no
   } else {
     bool text = o->type == OPTION_TEXT || o->type == OPTION_ROUTE || o->type == OPTION_RANGE;
     char shown[QUOTED];
-    if (n->quoted && !text && o->type != OPTION_WORD && o->type != OPTION_CHOICE && o->type != OPTION_NONE) {
+    if (n->quoted && !text && o->type != OPTION_WORD && o->type != OPTION_NONE) {
       char type[32];
       option_type_text(o, type, sizeof type);
       snprintf(why, sizeof why, "%s is text because of its quotes; write the %s without them",

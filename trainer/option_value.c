@@ -252,10 +252,6 @@ bool option_parse(const struct option *o, void *base, const char *text, char why
       memcpy(at, &value, sizeof value);
       return true;
     }
-    case OPTION_CHOICE:
-      if (!word_find(o, text, why)) return false;
-      text_store(at, o->size, text);
-      return true;
     case OPTION_TEXT:
       if (!text_check(o, text, o->size, why)) return false;
       text_store(at, o->size, text);
@@ -340,9 +336,6 @@ void option_write(const struct option *o, const void *base, FILE *out) {
         if ((unsigned)w->value == value) fputs(w->word, out);
       break;
     }
-    case OPTION_CHOICE:
-      fputs(at, out);
-      break;
     case OPTION_TEXT:
       option_write_text(at, out);
       break;
@@ -368,7 +361,7 @@ void option_write(const struct option *o, const void *base, FILE *out) {
 
 void option_type_text(const struct option *o, char *text, size_t size) {
   static const char *const names[] = {[OPTION_INTEGER] = "integer", [OPTION_NUMBER] = "number", [OPTION_BOOL] = "bool",
-                                      [OPTION_WORD] = "word", [OPTION_CHOICE] = "word", [OPTION_TEXT] = "text",
+                                      [OPTION_WORD] = "word", [OPTION_TEXT] = "text",
                                       [OPTION_RANGE] = "range", [OPTION_NONE] = "mapping or none",
                                       [OPTION_NUMBERS] = "list of numbers", [OPTION_ENTRIES] = "list of mappings",
                                       [OPTION_ROUTE] = "name or mapping"};
@@ -392,7 +385,7 @@ void option_range_text(const struct option *o, char *text, size_t size) {
       snprintf(text, size, "%g .. %g", o->lower, o->upper);
   } else if (o->type == OPTION_BOOL) {
     snprintf(text, size, "true, false");
-  } else if (o->type == OPTION_WORD || o->type == OPTION_CHOICE) {
+  } else if (o->type == OPTION_WORD) {
     for (const struct option_word *w = o->words; w->word; w++) {
       size_t n = strlen(text);
       snprintf(text + n, size - n, "%s%s", n ? ", " : "", w->word);

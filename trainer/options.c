@@ -33,7 +33,7 @@ static const struct option_word attentions[] = {
     {"whole", DATA_ATTENTION_WHOLE}, {"document", DATA_ATTENTION_DOCUMENT}, {NULL, 0}};
 static const struct option_word compressions[] = {{"zstd", CHECKPOINT_ZSTD}, {"store", CHECKPOINT_STORE}, {NULL, 0}};
 static const struct option_word failures[] = {{"continue", CHECKPOINT_CONTINUE}, {"stop", CHECKPOINT_STOP}, {NULL, 0}};
-static const struct option_word levels[] = {{"error", 0}, {"warning", 0}, {"info", 0}, {"debug", 0}, {NULL, 0}};
+static const struct option_word levels[] = {{"error", LOG_ERROR}, {"warning", LOG_WARNING}, {"info", LOG_INFO}, {"debug", LOG_DEBUG}, {NULL, 0}};
 
 static const struct option top_rows[] = {
     {.key = "route", .type = OPTION_ROUTE, .fallback = "bf16",
@@ -295,7 +295,7 @@ static const struct option log_rows[] = {
      .unit = "updates", .help = "Print a line for each n-th update; metrics.jsonl has them all."},
     {.key = "peak_flops", .type = OPTION_NUMBER, IN(log.peak_flops), .lower = 0, .upper = 1e20, .fallback = "0",
      .unit = "FLOP/s", .help = "Peak of one rank, for MFU. 0: measured (cpu) or from the device table."},
-    {.key = "level", .type = OPTION_CHOICE, IN(log.level), .words = levels, .fallback = "info",
+    {.key = "level", .type = OPTION_WORD, IN(log.level), .words = levels, .fallback = "info",
      .help = "How much is printed."},
 };
 

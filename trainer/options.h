@@ -41,7 +41,6 @@ enum option_type {
   OPTION_NUMBER,  /* double */
   OPTION_BOOL,    /* bool */
   OPTION_WORD,    /* an enum's value by name */
-  OPTION_CHOICE,  /* char[]: one of the words */
   OPTION_TEXT,    /* char[] */
   OPTION_NONE,    /* bool, made false by the only value `none`; its mapping makes it true */
   OPTION_RANGE,   /* int64_t[2]: FIRST-LAST, or one number for both */

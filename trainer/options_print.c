@@ -22,7 +22,7 @@ static void describe(const struct option *o, char *text, size_t size) {
   option_range_text(o, range, sizeof range);
   if (o->type == OPTION_BOOL) range[0] = 0; /* said by the type */
   size_t n = strlen(text);
-  if (range[0]) n += (size_t)snprintf(text + n, size - n, "%s%s", o->type == OPTION_WORD || o->type == OPTION_CHOICE ? ": " : " ", range);
+  if (range[0]) n += (size_t)snprintf(text + n, size - n, "%s%s", o->type == OPTION_WORD ? ": " : " ", range);
   if (o->unit) snprintf(text + n, size - n, ", %s", o->unit);
 }
 

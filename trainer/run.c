@@ -210,11 +210,7 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
   if (!comm_agree(run->comm, loaded, e)) goto failed;
 
   run->config = *config;
-  static const char *const levels[] = {"error", "warning", "info", "debug"};
-  enum log_level level = LOG_INFO;
-  for (int i = 0; i < 4; i++)
-    if (strcmp(run->config.log.level, levels[i]) == 0) level = (enum log_level)i;
-  log_setup(run->rank, run->world, level);
+  log_setup(run->rank, run->world, run->config.log.level);
 
   run->config_text = config_dump(&run->config);
   if (!comm_agree(run->comm, run->config_text != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e)) goto failed;
@@ -239,9 +235,22 @@ failed:
   return false;
 }
 
+static void close_run(struct run *run) {
+  shards_close(run);
+  if (run->model) model_destroy(run->model);
+  run_release_host(run);
+  if (run->memory) run->device->k->release(run->device, run->memory);
+  if (run->device) run->device->k->close(run->device);
+  if (run->train) stream_close(run->train);
+  if (run->validation) stream_close(run->validation);
+  free(run->config_text);
+  if (run->comm) comm_close(run->comm);
+  memset(run, 0, sizeof *run);
+}
+
 int run_leave(struct run *run, bool good, struct error *e) {
   if (good) {
-    run_close(run);
+    close_run(run);
     return ERROR_NONE;
   }
   /* A broken world is this rank's own news: the others may be waiting. */
@@ -253,21 +262,8 @@ int run_leave(struct run *run, bool good, struct error *e) {
       log_failure(e);
   }
   if (alone) comm_abort(run->comm, e->code);
-  run_close(run);
+  close_run(run);
   return (int)e->code;
-}
-
-void run_close(struct run *run) {
-  shards_close(run);
-  if (run->model) model_destroy(run->model);
-  run_release_host(run);
-  if (run->memory) run->device->k->release(run->device, run->memory);
-  if (run->device) run->device->k->close(run->device);
-  if (run->train) stream_close(run->train);
-  if (run->validation) stream_close(run->validation);
-  free(run->config_text);
-  if (run->comm) comm_close(run->comm);
-  memset(run, 0, sizeof *run);
 }
 
 enum { PIECE = 1 << 20 };

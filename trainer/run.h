@@ -77,7 +77,6 @@ struct run {
  * joined first, so that problems are reported once and every rank leaves.
  * On failure run_leave reports, before any rank leaves, and closes what was opened. */
 bool run_open(struct run *run, const struct config *config, bool loaded, enum run_purpose purpose, struct error *e);
-void run_close(struct run *run);
 
 /* Lays out model and batch in run->arena, for run->config on run->device; over a
  * measuring arena first, then over a real one. */

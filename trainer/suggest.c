@@ -6,7 +6,9 @@ enum { LONGEST = 64 };
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-int suggest_distance(const char *a, const char *b) {
+/* Edits (insert, delete, replace, swap neighbours) that turn a into b; words
+ * longer than 64 bytes are compared by their first 64. */
+static int distance_of(const char *a, const char *b) {
   int n = (int)strnlen(a, LONGEST), m = (int)strnlen(b, LONGEST);
   int row[3][LONGEST + 1]; /* distances of a's first i - 2, i - 1, i letters */
   int *before = row[0], *last = row[1], *now = row[2];
@@ -29,7 +31,7 @@ int suggest_distance(const char *a, const char *b) {
 
 void suggest_offer(struct suggestion *s, const char *candidate) {
   int length = (int)strnlen(s->word, LONGEST), near = length < 5 ? 1 : 1 + length / 4;
-  int distance = suggest_distance(s->word, candidate);
+  int distance = distance_of(s->word, candidate);
   /* What was begun rightly and not finished is near as well ("--res"). */
   if (distance > near && length >= 3 && strncmp(s->word, candidate, (size_t)length) == 0) distance = near;
   if (distance > near || distance >= length || (s->best && distance >= s->distance)) return;

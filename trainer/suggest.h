@@ -2,10 +2,6 @@
 #ifndef FP4D_TRAINER_SUGGEST_H
 #define FP4D_TRAINER_SUGGEST_H
 
-/* Edits (insert, delete, replace, swap neighbours) that turn a into b; words
- * longer than 64 bytes are compared by their first 64. */
-int suggest_distance(const char *a, const char *b);
-
 /* A running search: start with {word, NULL, 0}, offer every candidate, read
  * `best` (NULL where none is near enough to be a likely slip). */
 struct suggestion {

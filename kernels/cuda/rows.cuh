@@ -158,17 +158,6 @@ template <bool ALIGNED, typename T, int N> CUDA_INLINE void flat_load(packed<T, 
   if (ALIGNED && i + N <= n) words_load<true>(p.word, x + i);
   else row_load<false>(p, x, i, n);
 }
-template <bool ALIGNED, int N> CUDA_INLINE void flat_load_any(float (&x)[N], const void *from, bool is_bf16, int64_t i, int64_t n) {
-  if (is_bf16) {
-    packed<bf16, N> p;
-    flat_load<ALIGNED>(p, (const bf16 *)from, i, n);
-    unpack(x, p);
-  } else {
-    packed<float, N> p;
-    flat_load<ALIGNED>(p, (const float *)from, i, n);
-    unpack(x, p);
-  }
-}
 template <bool ALIGNED, typename T, int N> CUDA_INLINE void flat_store(T *x, int64_t i, int64_t n, const packed<T, N> &p) {
   if (ALIGNED && i + N <= n) words_store<true>(x + i, p.word);
   else row_store<false>(x, i, n, p);
