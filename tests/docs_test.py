@@ -10,6 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import textwrap
 
 from fp4d import BUILD, LIMIT, PROGRAM, ROOT, Skipped, check, main
 
@@ -89,6 +91,39 @@ def test_keys():
                 seen += 1
                 check(key in known or any(k.startswith(key + ".") for k in known), f"{page}: there is no key {key}", line)
     check(seen > 20, f"only {seen} keys were found")
+
+
+def test_examples():
+    """Every configuration that a page shows, and the ablation of `fp4d help ablate`, is one: on top of Llama 8B's where it gives
+    no base, and with the ranks of its launcher."""
+    seen = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for page in pages():
+            text = read(page)
+            blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+            blocks += [textwrap.dedent(b) for b in re.findall(r"(?<=\n\n)((?:    (?:data|route):\n)(?:    .*\n)+)", text)]
+            for block in blocks:
+                seen += 1
+                path = os.path.join(folder, f"example-{seen}.yaml")
+                base = "" if block.startswith("include:") else "include: configs/llama3-8b/base.yaml\n"
+                with open(path, "w", encoding="utf-8") as f:
+                    f.write((base + block).replace("include: ", f"include: {ROOT}/"))
+                said = checked(path)
+                check(said.startswith("ok       config"), f"{page}: an example is no configuration", block + said)
+        check(seen > 4, f"only {seen} examples were found")
+
+        example = dict(re.findall(r"^  (base|launch|set): +(.*?)(?: +#.*)?$", shown("ablate"), re.M))
+        sets = re.findall(r"(\w+): \{([^{}]*)\}", example["set"])
+        words = [f"{section}.{k.strip()}={v.strip()}" for section, keys in sets for k, v in (pair.split(":") for pair in keys.split(","))]
+        check(words, "fp4d help ablate: set", str(example))
+        words.append("run.ranks=" + re.search(r"-np (\d+)", example["launch"])[1])
+        said = checked(os.path.join(ROOT, "configs", "ablation", example["base"]), *words)
+        check(said.startswith("ok       config"), "fp4d help ablate: its example", said)
+
+
+def checked(path, *sets):
+    words = [word for s in sets for word in ("--set", s)]
+    return subprocess.run([PROGRAM, "check", path, *words], capture_output=True, text=True, timeout=LIMIT, check=False, cwd=ROOT).stdout
 
 
 def test_no_libm():

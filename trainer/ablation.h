@@ -4,7 +4,7 @@
  *   folder: runs/ablation        # each run in folder/ROUTE
  *   routes: [bf16, mxfp4-row-sr] # the first is what the others are compared with
  *   launch: mpirun -np 2         # words before `fp4d train`; left out: one process
- *   set: {train: {updates: 200}} # on top of the base
+ *   set: {train: {updates: 200, local_batch: 2}} # on top of the base
  */
 #ifndef FP4D_TRAINER_ABLATION_H
 #define FP4D_TRAINER_ABLATION_H

@@ -103,8 +103,10 @@ static struct device *check_gpu(struct report *r, const struct config *c, int th
   return d;
 }
 
-/* Of a rank, on a GPU of its own. */
-static void check_gpu_memory(struct report *r, const struct config *c, int threads, int64_t need) {
+/* Of one of `ranks`, on a GPU of its own. */
+static void check_gpu_memory(struct report *r, const struct config *c, int threads, int64_t ranks, int64_t need) {
+  static const char less[] = "a smaller train.local_batch, train.recompute: boundaries or all, or more ranks (run.ranks says how many are meant); "
+                             "`fp4d plan` shows where it goes";
   struct error e = {0};
   struct device *d = check_gpu(r, c, threads);
   int64_t used, total;
@@ -113,11 +115,11 @@ static void check_gpu_memory(struct report *r, const struct config *c, int threa
   } else if (d) {
     const int64_t left = total - used + d->k->own_bytes; /* this process' own is in use already */
     if (need <= left) {
-      say_ok("memory", "%.3f GB a rank, this GPU has %.3f GB and %.3f free; `fp4d plan` has the table", gigabytes(need), gigabytes(total), gigabytes(left));
+      say_ok("memory", "%.3f GB a rank of %" PRId64 ", this GPU has %.3f GB and %.3f free; `fp4d plan` has the table", gigabytes(need), ranks, gigabytes(total), gigabytes(left));
     } else {
-      error_set(&e, ERROR_SYSTEM, "a rank needs %.3f GB, this GPU has %.3f GB and %.3f free", gigabytes(need), gigabytes(total), gigabytes(left));
+      error_set(&e, ERROR_SYSTEM, "a rank of %" PRId64 " needs %.3f GB, this GPU has %.3f GB and %.3f free", ranks, gigabytes(need), gigabytes(total), gigabytes(left));
       error_hint(&e, left < need && need <= total ? "end what else holds its memory (nvidia-smi), or a smaller train.local_batch"
-                                                  : "a smaller train.local_batch, train.recompute: boundaries or all, or more ranks; `fp4d plan` shows where it goes");
+                                                  : less);
       say_problem(r, "memory", &e);
     }
   } else {
@@ -130,10 +132,10 @@ static void check_gpu_memory(struct report *r, const struct config *c, int threa
       snprintf(to + strlen(to), sizeof fits - strlen(to), "%s%s (%.0f GB)", to[0] ? ", " : "", all[i].name, all[i].memory_bytes / 1e9);
     }
     if (fits[0]) {
-      say_ok("memory", "%.3f GB a rank fit %s%s%s", gigabytes(need), fits, small[0] ? ", not " : "", small);
+      say_ok("memory", "%.3f GB a rank of %" PRId64 " fit %s%s%s", gigabytes(need), ranks, fits, small[0] ? ", not " : "", small);
     } else {
-      error_set(&e, ERROR_SYSTEM, "a rank needs %.3f GB, more than %s has", gigabytes(need), small);
-      error_hint(&e, "a smaller train.local_batch, train.recompute: boundaries or all, or more ranks; `fp4d plan` shows where it goes");
+      error_set(&e, ERROR_SYSTEM, "a rank of %" PRId64 " needs %.3f GB, more than %s has", ranks, gigabytes(need), small);
+      error_hint(&e, less);
       say_problem(r, "memory", &e);
     }
   }
@@ -150,7 +152,7 @@ static void check_memory(struct report *r, const struct config *c, int threads) 
     return;
   }
   if (strcmp(c->run.backend, "cpu") != 0) {
-    check_gpu_memory(r, c, threads, (int64_t)arena.used + own);
+    check_gpu_memory(r, c, threads, ranks, (int64_t)arena.used + own);
     return;
   }
   int64_t need = (int64_t)arena.used * ranks;

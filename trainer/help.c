@@ -84,7 +84,7 @@ const struct command commands[] = {
      "  folder: runs/ablation        # each run in folder/ROUTE; the tables in folder/compare.md\n"
      "  routes: [bf16, mxfp4-row-sr] # the first is what the others are compared with\n"
      "  launch: mpirun -np 2         # words before `fp4d train`; left out: one process\n"
-     "  set: {train: {updates: 200}} # on top of the base\n"
+     "  set: {train: {updates: 200, local_batch: 2}} # on top of the base\n"
      "The same command goes on where the last one stopped.  A run that diverges is recorded and\n"
      "the others go on; exit code 75 of a run, and signals (as for train), end the whole with 75.\n"},
     {"help", "this list; `fp4d help COMMAND`; `fp4d help commands`; `fp4d help config`", command_help_arguments, command_help,
