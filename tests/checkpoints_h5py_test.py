@@ -7,10 +7,12 @@ for each test; exit status 0 iff all are ok.  Without h5py (Debian: python3-h5py
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -161,6 +163,19 @@ def test_other_tools():
     check(done.returncode == 0 and "(0,0): 1" in done.stdout or "(0,0): 0.9" in done.stdout, done.stdout[-300:] + done.stderr[-300:])
     blind = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HDF5_PLUGIN_PATH": "/nonexistent"})
     check(blind.returncode != 0 and "(0,0)" not in blind.stdout, "values without the filter")
+
+
+def test_manual():
+    """The example of docs/formats.md, word for word but for its paths, on a run of the default types."""
+    with open(os.path.join(ROOT, "docs", "formats.md"), encoding="utf-8") as f:
+        example = re.search(r"(?:^    .*\n)*^    with h5py.File.*\n(?:^    .*\n)+", f.read(), re.M)[0]
+    for shown, ours in (("build/plugins", os.path.join(BUILD, "plugins")), ("step-00000500", "runs/m1-np1-zstd/checkpoints/step-00000004")):
+        check(example.count(shown) == 1, f"{shown} in the example:\n{example}")
+        example = example.replace(shown, ours)
+    environment = {k: v for k, v in os.environ.items() if k != "HDF5_PLUGIN_PATH"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(example) + "assert w.shape == (64, 64) and 0.001 < w.std() < 1"],
+                          capture_output=True, text=True, env=environment)
+    check(done.returncode == 0, done.stderr[-600:])
 
 
 def test_broken_plugins():
