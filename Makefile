@@ -95,7 +95,8 @@ UNITS      = $(UNIT_C:tests/%.c=$(BUILD)/tests/%) $(MODEL_UNITS)
 ifeq ($(SANITIZE)$(CROSS),)
 MODEL_UNITS   = $(patsubst tests/%.cu,$(BUILD)/model/tests/%,$(filter-out tests/cuda_large_test.cu,$(wildcard tests/cuda_*_test.cu tests/sm90_*_test.cu)))
 MODEL_SOURCES = $(filter-out kernels/cuda/gemm.cu,$(wildcard kernels/cuda/*.cu kernels/sm90/*.cu kernels/cuda/model/*.cpp kernels/sm90/*.cpp))
-MODEL_OBJECTS = $(addprefix $(BUILD)/model/,$(addsuffix .o,$(basename $(MODEL_SOURCES))))
+# The model's own list of backends among them: the library's has none for CUDA where there is no nvcc.
+MODEL_OBJECTS = $(BUILD)/model/kernels/device.o $(addprefix $(BUILD)/model/,$(addsuffix .o,$(basename $(MODEL_SOURCES))))
 endif
 # A GPU has them too (make check-gpu), but for those of the model itself, and one for its memory's size.
 GPU_TESTS  = $(patsubst tests/%.cu,$(BUILD)/gpu/%,$(filter-out tests/cuda_model_test.cu tests/cuda_device_test.cu tests/cuda_refusals_test.cu,$(wildcard tests/cuda_*_test.cu tests/sm90_*_test.cu)))
@@ -115,7 +116,7 @@ endif
 lib: $(LIBRARY)
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile | expand -t 20
 	@sed -n 's/^# *\(make [A-Z].*\)/\1/p' Makefile
 
 $(LIBRARY): $(OBJECTS)
@@ -188,12 +189,12 @@ $(BUILD)/model/kernels/device.o: kernels/device.c Makefile
 	$(SAY) CC $< for the host model
 	$(Q)$(CC) $(CFLAGS) -DFP4D_CUDA -DFP4D_CUDA_MODEL -MMD -MP -c -o $@ $<
 
-$(MODEL_PROGRAM): $(BUILD)/trainer/main.o $(BUILD)/model/kernels/device.o $(MODEL_OBJECTS) $(LIBRARY)
+$(MODEL_PROGRAM): $(BUILD)/trainer/main.o $(MODEL_OBJECTS) $(LIBRARY)
 	$(SAY) LD $@
 	$(Q)$(CXX) -fsanitize=undefined -o $@ $^ $(LDLIBS)
 
 # Worlds of the host model's GPUs: the same programs as on GPUs.
-$(BUILD)/model/tests/%_main: $(BUILD)/tests/%_main.o $(BUILD)/model/kernels/device.o $(MODEL_OBJECTS) $(LIBRARY)
+$(BUILD)/model/tests/%_main: $(BUILD)/tests/%_main.o $(MODEL_OBJECTS) $(LIBRARY)
 	@mkdir -p $(@D)
 	$(SAY) LD $@
 	$(Q)$(CXX) -fsanitize=undefined -o $@ $^ $(LDLIBS)
@@ -265,4 +266,4 @@ check: ## every test; the last line is "N passed, N failed"
 clean: ## remove the build
 	rm -rf $(BUILD)
 
--include $(GPU_TESTS:%=%.d) $(BUILD)/model/kernels/device.d $(MODEL_OBJECTS:.o=.d) $(OBJECTS:.o=.d) $(UNITS:%=%.d) $(WORLDS:%=%.d) $(BUILD)/trainer/main.d
+-include $(GPU_TESTS:%=%.d) $(MODEL_OBJECTS:.o=.d) $(OBJECTS:.o=.d) $(UNITS:%=%.d) $(WORLDS:%=%.d) $(BUILD)/trainer/main.d
