@@ -266,7 +266,7 @@ int command_doctor(int argc, char **argv) {
   if (!c) return command_fail(&e);
   struct visit v = {.speaks = comm_rank(c) == 0};
   say(&v, "ok", "program", "fp4d %s", version_build());
-  say(&v, "ok", "host", "%d processors, %.1f GiB of memory", threads_available(), gib(machine_memory()));
+  say(&v, "ok", "host", "%d processor%s, %.1f GiB of memory", threads_available(), threads_available() == 1 ? "" : "s", gib(machine_memory()));
   if (v.speaks) see_device(&v, "cpu", "cpu", 0); /* of this host; the others' GPUs and disks are theirs to see */
   see_ranks(&v, c); /* before the GPUs: MPI may wait for a driver that NCCL is stuck in */
   if (v.speaks) see_gpus(&v);
