@@ -188,6 +188,20 @@ def test_launch_script():
     check(code == COMMUNICATION, f"exit code {code}", text)
 
 
+def test_launch_variables():
+    """What docs/gpu.md and the script's head name goes to ranks on other hosts, and nothing else does."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "mpirun")
+        with open(path, "w") as f:
+            f.write("#!/bin/sh\necho \"$@\"\n")
+        os.chmod(path, 0o755)
+        given = dict.fromkeys(("NCCL_IB_HCA", "UCX_TLS", "FP4D_ISA", "CUDA_HOME", "CUDA_LAUNCH_BLOCKING", "LD_LIBRARY_PATH"), folder)
+        code, text, _ = start("scripts/launch/mpirun.sh", "train", "x.yaml", **SCRIPT, **given, MPIRUN=path, CUDA_OTHER="1", LD_PRELOADED="1").end()
+        named = set(re.findall(r"-x (\S+)", text))
+        check(code == 0 and set(given) <= named and not named & {"CUDA_OTHER", "LD_PRELOADED", "PATH"}, f"exit code {code}", text)
+        check(text.rstrip().endswith("train x.yaml"), "the program's words come last", text)
+
+
 def test_slurm_script():
     """With a stand-in for fp4d and scontrol: a requeue on 75 and on nothing else."""
     with tempfile.TemporaryDirectory() as folder:

@@ -129,9 +129,9 @@ static void say_matched(const struct comparison *x) {
   struct problems p = {.error = &ignored, .code = ERROR_DATA};
   for (int i = 1; i < x->c->n; i++) match(x, i, &p);
   if (x->c->n > 1)
-    say(x, problems_none(&p) ? "Matched: initial parameters %s, training stream %s and the batch of every shared update are equal (%d runs beside %s, %" PRId64 " updates in all)."
-                             : "NOT matched: initial parameters %s, training stream %s of the first run (%d runs beside %s, %" PRId64 " updates in all).",
-        x->run[0].init_hash, x->run[0].train_digest, x->c->n - 1, x->run[0].name, updates);
+    say(x, problems_none(&p) ? "Matched: initial parameters %s, training stream %s and the batch of every shared update are equal (%d run%s beside %s, %" PRId64 " updates in all)."
+                             : "NOT matched: initial parameters %s, training stream %s of the first run (%d run%s beside %s, %" PRId64 " updates in all).",
+        x->run[0].init_hash, x->run[0].train_digest, x->c->n - 1, x->c->n == 2 ? "" : "s", x->run[0].name, updates);
   if (keys[0]) say(x, "Beside the route these settings differ: %s.", keys);
   if (changed) say(x, "A run was resumed under another configuration than it began with.");
 }

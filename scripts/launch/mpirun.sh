@@ -14,7 +14,8 @@
 #   MPIRUN     the launcher                               (mpirun)
 #   MPIRUN_ARGS  further words for mpirun, e.g. "--mca coll ^hcoll" (HPC-X on GB200
 #              and GB300, where HCOLL is not supported) or "--oversubscribe"
-# Variables named NCCL_*, UCX_* and FP4D_* go to every rank.
+# Variables named NCCL_*, UCX_* and FP4D_* go to every rank, and so do LD_LIBRARY_PATH, CUDA_HOME and
+# CUDA_LAUNCH_BLOCKING: mpirun hands no others to other hosts.
 #
 # Signals to this script: USR1 saves a checkpoint and goes on; USR2, TERM, INT
 # and HUP (but under nohup) save one and stop (exit code 75).  mpirun itself would
@@ -33,7 +34,7 @@ per_node=${PER_NODE:-4}
 words=(-np "$np" --map-by "ppr:$per_node:node" --bind-to "${BIND:-numa}")
 [ -z "${HOSTFILE:-}" ] || words+=(--hostfile "$HOSTFILE")
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
-while IFS= read -r name; do words+=(-x "$name"); done < <(compgen -e | grep -E '^(NCCL|UCX|FP4D)_')
+while IFS= read -r name; do words+=(-x "$name"); done < <(compgen -e | grep -E '^((NCCL|UCX|FP4D)_|(LD_LIBRARY_PATH|CUDA_HOME|CUDA_LAUNCH_BLOCKING)$)')
 # shellcheck disable=SC2206 # several words on purpose
 words+=(${MPIRUN_ARGS:-})
 
