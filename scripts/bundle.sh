@@ -45,6 +45,7 @@ if [ -n "$mpi" ]; then
 fi
 
 (cd "$root" && tar -cf - README.md configs docs scripts) | tar -xf - -C "$new"
+sed -i 's,build/fp4d,bin/fp4d,' "$new/scripts/launch/mpirun.sh"
 getconf GNU_LIBC_VERSION > "$new/lib/glibc"
 
 cat > "$new/bin/fp4d" <<'WRAPPER'

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 
-from fp4d import BUILD, DONE, ROOT, SYSTEM, Place, Skipped, check, main
+from fp4d import BUILD, DONE, ENVIRONMENT, ROOT, SYSTEM, Place, Skipped, check, main
 
 place = Place()
 bundle = place.at("moved", "to here")  # a name with a space
@@ -59,6 +59,13 @@ def test_trains_like_the_build():
 def test_plugin_and_documents():
     for name in ("plugins/libfp4d_zstd.so", "configs/demo.yaml", "docs/operations.md", "scripts/launch/mpirun.sh", "README.md"):
         check(os.path.exists(os.path.join(bundle, name)), f"{name} is there")
+
+
+def test_launch_script():
+    """Its program is the bundle's, in the folder where it was copied to."""
+    done = subprocess.run(["scripts/launch/mpirun.sh", "--version"], cwd=bundle, capture_output=True, text=True, check=False,
+                          env={**ENVIRONMENT, "NP": "2", "BIND": "none", "MPIRUN_ARGS": "--oversubscribe"})
+    check(done.returncode == DONE and len(re.findall("^fp4d ", done.stdout, re.M)) == 2, f"exit code {done.returncode}", done.stdout + done.stderr)
 
 
 def test_older_system():
