@@ -1,4 +1,4 @@
-/* Who owns what of a tensor: contiguous rows for each rank.
+/* Who has what: of a tensor contiguous rows for each rank, of an update contiguous micro-batches.
  *
  * A rank keeps the optimizer's state of its rows, sums their gradients and
  * writes them into checkpoints. */
@@ -15,6 +15,13 @@ static inline int64_t share_row(int64_t rows, int64_t cols, int rank, int world)
   if (rank == world) return rows;
   const int64_t row = rows / world * rank + rows % world * rank / world; /* rows * rank / world, without overflow */
   return cols % 8 == 0 ? row : row / 8 * 8;
+}
+
+/* The first of an update's `n` micro-batches that `rank` computes; of rank `world`: n.  Where
+ * ranks do not divide n the first n % world have one more than the others. */
+static inline int64_t share_micro_batch(int64_t n, int64_t rank, int64_t world) {
+  const int64_t more = n % world;
+  return n / world * rank + (rank < more ? rank : more);
 }
 
 #endif

@@ -117,6 +117,19 @@ def test_two_ranks_follow_one():
         check(abs(a - b) <= (1e-5 if i == 0 else 2e-2) * a, f"update {i + 1}: {b} beside {a}", str((one, two)))
 
 
+def test_unequal_shares():
+    """Four micro-batches on three ranks, of which two wait for the first: the losses are those of one rank but for the order of sums."""
+    one = run("gpu", BACKEND)
+    out = ranks("unequal", 3, 3, **{"train.local_batch": 1})
+    if GPU and "and it has " in out.text:
+        raise Skipped("needs three GPUs")
+    out.expect(DONE, r"warning: 4 micro-batches an update over 3 ranks: 1 of them compute 2, the others 1 and wait")
+    three = place.column("unequal", "loss")
+    check(len(one) == len(three), "an update each", str((one, three)))
+    for i, (a, b) in enumerate(zip(one, three)):
+        check(abs(a - b) <= (1e-5 if i == 0 else 2e-2) * a, f"update {i + 1}: {b} beside {a}", str((one, three)))
+
+
 def test_a_world_changes():
     """Two ranks' checkpoint goes on on one, and one's on two: the losses are those of a run that stays, but for the order of sums."""
     half = UPDATES // 2

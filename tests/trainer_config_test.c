@@ -354,7 +354,7 @@ static const struct {
     /* several keys together */
     {"train: {global_batch: 10, local_batch: 4}\n", "3:23: train.global_batch: 10 is not a multiple of train.local_batch 4"},
     {"train: {global_batch: 12, local_batch: 2, accumulation: 4}\n", "3:57: train.accumulation: global_batch 12 is not a multiple of local_batch 2 x accumulation 4"},
-    {"run: {ranks: 3}\ntrain: {global_batch: 16}\n", "4:23: train.global_batch: 16 is not a multiple of train.local_batch 1 x run.ranks 3"},
+    {"run: {ranks: 9}\ntrain: {global_batch: 16, local_batch: 2}\n", "4:23: train.global_batch: 16 is less than train.local_batch 2 x run.ranks 9"},
     {"train: {param_dtype: fp32, master: true}\n", "3:36: train.master: FP32 master weights need train.param_dtype bf16"},
     {"train: {updates: 10}\noptimizer: {warmup_updates: 11}\n", "4:29: optimizer.warmup_updates: 11 is more than train.updates 10"},
     {"optimizer: {schedule: wsd, warmup_updates: 600, decay_updates: 401}\n", "3:64: optimizer.decay_updates: warmup_updates 600 and decay_updates 401 are more than train.updates 1000"},

@@ -261,10 +261,11 @@ def test_frozen_model_validates_to_the_bit():
 
 
 def test_global_batch_divided():
-    """32 x 1, 8 x 4, 4 x 8 and two ranks: accumulation scales neither loss nor gradient."""
+    """32 x 1, 8 x 4, 4 x 8, two ranks, and three with unequal shares (11, 11, 10; 3, 3, 2; 1, 1, 1 of 3): accumulation scales
+    neither loss nor gradient."""
     shape = {"train.global_batch": 32, "train.updates": 4, "train.accumulation": 0}
     reference = whole("fp32", 0, **shape, **{"train.local_batch": 32})
-    for np, local_batch in ((0, 8), (0, 4), (0, 1), (2, 4)):
+    for np, local_batch in ((0, 8), (0, 4), (0, 1), (2, 4), (3, 1), (3, 4), (3, 8)):
         name = whole("fp32", np, **shape, **{"train.local_batch": local_batch})
         check(place.column(name, "batch_hash") == place.column(reference, "batch_hash"), "the same samples")
         near(place.column(name, "loss"), place.column(reference, "loss"), 2e-6, f"{np} ranks, local batch {local_batch}: loss")
@@ -272,8 +273,21 @@ def test_global_batch_divided():
 
 
 def test_batch_that_does_not_divide():
-    for settings, np in (({"train.local_batch": 3}, 0), ({"train.local_batch": 8}, 2), ({"train.accumulation": 3}, 0)):
+    for settings, np in (({"train.local_batch": 3}, 0), ({"train.local_batch": 8}, 2), ({"train.accumulation": 3}, 0), ({"train.accumulation": 1}, 3)):
         place.train("undivided", settings, np).expect(CONFIG, r"global_batch\b.* 8 ")
+
+
+def test_unequal_shares():
+    """Four micro-batches on three ranks are the four of one rank, draws among them; it is said at the start, and a resume in another world goes on."""
+    one = whole("mxfp4-no-master", 0)
+    out = place.train("unequal", {**ROUTES["mxfp4-no-master"], "run.stop_after_update": 5}, 3).expect(PREEMPTED)
+    for said in (r"warning: 4 micro-batches an update over 3 ranks: 1 of them compute 2, the others 1 and wait \(at most 66\.7 %", r"= 2 local x 1 to 2 accumulated x 3 ranks"):
+        check(re.search(said, out.text), said, out.text)
+    check(place.lines("unequal", "start")[0]["accumulation"] == 2, "the most")
+    place.run("unequal", ROUTES["mxfp4-no-master"], 2)
+    for key in ("batch_hash", "tokens", "targets"):
+        same(place.column("unequal", key), place.column(one, key), key)
+    near(place.column("unequal", "loss"), place.column(one, "loss"), 2e-2, "loss")
 
 
 # ---- what a resume says and refuses -----------------------------------------

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/threads.h"
 #include "trainer/bench.h"
 #include "trainer/machine.h"
@@ -39,10 +40,10 @@ static bool fill_batch(struct run *run, struct error *e) {
   return good;
 }
 
-/* Micro-batches that a rank of the configuration's has in an update; of one rank where it does not say how many. */
+/* Micro-batches of the configuration's rank 0 in an update; of one rank where it does not say how many. */
 static int64_t passes_of(const struct config *c) {
   if (c->train.accumulation > 0) return c->train.accumulation;
-  return c->train.global_batch / (c->train.local_batch * (c->run.ranks > 0 ? c->run.ranks : 1));
+  return ceil_div(c->train.global_batch / c->train.local_batch, c->run.ranks > 0 ? c->run.ranks : 1);
 }
 
 static bool open_subject(const struct bench *b, const char *route, struct subject *s, struct error *e) {

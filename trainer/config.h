@@ -72,7 +72,7 @@ struct config {
     int64_t updates;
     int64_t global_batch; /* samples an update */
     int64_t local_batch;  /* samples a micro-batch on a rank */
-    int64_t accumulation; /* micro-batches an update; 0 = global / (local * ranks), which must be whole */
+    int64_t accumulation; /* micro-batches of a rank in an update; 0 = global / (local * ranks), one more on the first where not whole */
     int64_t seq_len;
     enum recompute recompute;
     int64_t recompute_every;

@@ -169,9 +169,9 @@ static void check_batch(struct config_loader *l) {
     config_problem(l, "train.accumulation",
                    "global_batch %" PRId64 " is not a multiple of local_batch %" PRId64 " x accumulation %" PRId64, global,
                    local, accumulation);
-  else if (ranks > 0 && micro_batches % ranks != 0)
+  else if (ranks > micro_batches)
     config_problem(l, "train.global_batch",
-                   "%" PRId64 " is not a multiple of train.local_batch %" PRId64 " x run.ranks %" PRId64, global, local,
+                   "%" PRId64 " is less than train.local_batch %" PRId64 " x run.ranks %" PRId64, global, local,
                    ranks);
 }
 

@@ -66,11 +66,10 @@ static void release_samples(void *context, void *p) {
 static bool open_loader(struct loop *l, struct error *e) {
   const struct run *run = l->run;
   const struct config *c = &run->config;
-  const int64_t share = c->train.global_batch / run->world;
   const struct loader_plan plan = {
       .order = &run->train_order,
-      .first = (c->train.overfit_one_batch ? 0 : run->samples) + share * run->rank,
-      .share = share,
+      .first = (c->train.overfit_one_batch ? 0 : run->samples) + run->first_micro_batch * run->local_batch,
+      .share = run->accumulation * run->local_batch,
       .stride = c->train.overfit_one_batch ? 0 : c->train.global_batch,
       .updates = c->train.updates - run->update,
       .documents = run->starts != NULL,

@@ -188,7 +188,7 @@ static const struct option train_rows[] = {
      .unit = "samples", .help = "Samples that a rank computes at once."},
     {.key = "accumulation", .type = OPTION_INTEGER, IN(train.accumulation), .low = 0, .high = 16777216,
      .fallback = "0", .unit = "micro-batches",
-     .help = "Micro-batches of a rank in an update. 0: global_batch / (local_batch x ranks), which must be whole."},
+     .help = "Micro-batches of a rank in an update, equal on all. 0: global_batch / (local_batch x ranks), or where that is not whole one more on the first ranks than on the others."},
     {.key = "seq_len", .type = OPTION_INTEGER, IN(train.seq_len), .low = 1, .high = 4194304, .fallback = "1024",
      .unit = "tokens", .help = "Tokens of a sample."},
     {.key = "recompute", .type = OPTION_WORD, IN(train.recompute), .words = recomputes, .fallback = "none",

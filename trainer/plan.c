@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/threads.h"
 #include "comm/exchange.h"
 #include "data/loader.h"
@@ -55,8 +56,9 @@ static double attention_seconds(const struct config *c, const struct machine *m,
 bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, struct plan_time *out) {
   const struct model_config *s = &c->model.shape;
   memset(out, 0, sizeof *out);
-  if (c->train.global_batch % (gpus * c->train.local_batch) != 0) return false;
-  const double tokens = (double)(c->train.global_batch / gpus * c->train.seq_len);
+  const int64_t micro_batches = c->train.global_batch / c->train.local_batch, passes = ceil_div(micro_batches, gpus);
+  if (micro_batches < gpus) return false;
+  const double tokens = (double)(passes * c->train.local_batch * c->train.seq_len);
   for (int layer = 0; layer < (int)s->n_layers; layer++) {
     double fprop, all;
     block_seconds(c, m, layer, &fprop, &all);
@@ -84,9 +86,10 @@ bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, st
 
   const double compute = out->linears + out->attention + out->head + out->recompute;
   /* Of the last micro-batch's backward and of the first's forward, when accumulating. */
-  const double pass = compute / (double)(c->train.global_batch / gpus / c->train.local_batch);
+  const double pass = compute / (double)passes;
   out->total = compute + fmax(0, sums - pass * 2 / 3) + fmax(0, copies - pass / 3) + out->optimizer;
-  out->tokens_per_second = tokens * (double)gpus / out->total;
+  out->passes = passes;
+  out->tokens_per_second = (double)(c->train.global_batch * c->train.seq_len) / out->total;
   out->mfu = out->tokens_per_second / (double)gpus * causal / m->bf16_flops;
   return true;
 }
@@ -151,7 +154,7 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
   char scratch[96];
   if (own > 0) snprintf(scratch, sizeof scratch, "of backend %s: cuBLASLt's workspace, partial sums", c->run.backend);
   else snprintf(scratch, sizeof scratch, "of backend %s with %d threads", c->run.backend, threads);
-  const int64_t ranks = gpus > 0 ? gpus : 1, share = c->train.global_batch / ranks;
+  const int64_t ranks = gpus > 0 ? gpus : 1, local = c->train.local_batch, share = ceil_div(c->train.global_batch / local, ranks) * local;
   char whose[96] = "; of several, each holds its share of moments and master";
   if (ranks > 1) snprintf(whose, sizeof whose, " of %" PRId64 ", its share of moments and master", ranks);
   fprintf(out, "\nmemory of one rank%s: local batch %" PRId64 " x %" PRId64 " tokens, recompute %s\n", whose, c->train.local_batch, c->train.seq_len,
@@ -187,14 +190,12 @@ static void print_peaks(FILE *out, const struct machine *m) {
 
 static void print_times(FILE *out, const struct config *c, const struct machine *m, int64_t n) {
   struct plan_time t;
-  const int64_t unit = n * c->train.local_batch, global = c->train.global_batch;
   if (!plan_time(c, m, n, &t)) {
-    fprintf(out, "  %5" PRId64 "   train.global_batch %" PRId64 " is no multiple of %" PRId64 " x local batch %" PRId64 "; nearest are ", n, global, n, c->train.local_batch);
-    if (global > unit) fprintf(out, "%" PRId64 " and ", global / unit * unit);
-    fprintf(out, "%" PRId64 "\n", (global / unit + 1) * unit);
+    fprintf(out, "  %5" PRId64 "   train.global_batch %" PRId64 " is less than %" PRId64 " x local batch %" PRId64 "\n", n, c->train.global_batch, n,
+            c->train.local_batch);
     return;
   }
-  fprintf(out, "  %5" PRId64 " %6" PRId64 " %9.1f %9.1f %9.1f", n, global / unit, t.linears * 1e3, t.attention * 1e3, t.head * 1e3);
+  fprintf(out, "  %5" PRId64 " %6" PRId64 " %9.1f %9.1f %9.1f", n, t.passes, t.linears * 1e3, t.attention * 1e3, t.head * 1e3);
   if (c->train.recompute != RECOMPUTE_NONE) fprintf(out, " %9.1f", t.recompute * 1e3);
   fprintf(out, " %9.2f %9.2f %9.1f %11.0f %9.0f %8.1f%%\n", t.optimizer * 1e3, t.reduce * 1e3, t.total * 1e3, t.tokens_per_second,
           t.tokens_per_second / (double)n, 100 * t.mfu);

@@ -7,8 +7,9 @@
 #include "trainer/config.h"
 #include "trainer/machine.h"
 
-/* One rank's share of an update at the roofline, in seconds. */
+/* The share of an update of the rank that has most of it, at the roofline, in seconds. */
 struct plan_time {
+  int64_t passes;   /* micro-batches */
   double linears;   /* the blocks' contractions, each at its formats' rate */
   double attention; /* causal half, at the BF16 rate */
   double head;
@@ -20,7 +21,7 @@ struct plan_time {
   double mfu;               /* BF16 MFU, causal convention */
 };
 
-/* False where the global batch cannot be divided over `gpus`. */
+/* False where there are more `gpus` than micro-batches. */
 bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, struct plan_time *out);
 
 /* The largest extents of a run on one rank. */

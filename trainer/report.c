@@ -228,10 +228,12 @@ json_t *report_start(struct run *run, bool resumed) {
 
   if (run->rank == 0) {
     log_info("fp4d %s, run %s, route %s, %s", version_build(), c->run.name, c->route.name, comm_topology(run->comm));
-    log_info("%" PRId64 " parameters, %.2f GiB a rank, global batch %" PRId64 " = %" PRId64 " local x %" PRId64
-             " accumulated x %d ranks, sequence %" PRId64,
+    const int64_t least = c->train.global_batch / c->train.local_batch / run->world; /* micro-batches of a rank */
+    char accumulated[48];
+    snprintf(accumulated, sizeof accumulated, least < run->accumulation ? "%" PRId64 " to %" PRId64 : "%" PRId64, least, run->accumulation);
+    log_info("%" PRId64 " parameters, %.2f GiB a rank, global batch %" PRId64 " = %" PRId64 " local x %s accumulated x %d ranks, sequence %" PRId64,
              model_config_param_count(&c->model.shape), (double)run->arena.used / (1 << 30), c->train.global_batch,
-             run->local_batch, run->accumulation, run->world, c->train.seq_len);
+             run->local_batch, accumulated, run->world, c->train.seq_len);
     log_info("backend %s: %s", run->device->k->backend, device);
     if (exchange[0]) log_info("exchanges: %s", exchange);
     hash_text(run->init_hash, text);

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/checked.h"
 #include "base/log.h"
 #include "base/threads.h"
 #include "comm/exchange.h"
+#include "comm/share.h"
 #include "trainer/evaluate.h"
 #include "trainer/indexing.h"
 #include "trainer/shards.h"
@@ -44,26 +44,28 @@ static bool same_streams(struct run *run, struct error *e) {
   return comm_agree(run->comm, same, e);
 }
 
-/* Global batch = local batch x accumulation x ranks, checked, never rounded. */
+/* Global batch = the sum of ranks' local batch x micro-batches, checked, never rounded. */
 static bool divide_batch(struct run *run, struct error *e) {
   const struct config *c = &run->config;
-  int64_t per_pass, accumulation;
-  if (!checked_mul(c->train.local_batch, run->world, &per_pass) ||
-      !checked_div_exact(c->train.global_batch, per_pass, &accumulation)) {
-    error_set(e, ERROR_CONFIG,
-              "train.global_batch %" PRId64 " is not a multiple of train.local_batch %" PRId64 " x %d ranks",
-              c->train.global_batch, c->train.local_batch, run->world);
-    return error_hint(e, "change one of them, or the number of ranks");
+  const int64_t n = c->train.global_batch / c->train.local_batch; /* exact, or the configuration is refused */
+  if (n < run->world) {
+    error_set(e, ERROR_CONFIG, "train.global_batch %" PRId64 " / train.local_batch %" PRId64 " makes %" PRId64 " micro-batch%s for %d ranks",
+              c->train.global_batch, c->train.local_batch, n, n == 1 ? "" : "es", run->world);
+    return error_hint(e, "change one of them, or the number of ranks: each computes one or more");
   }
-  if (c->train.accumulation != 0 && c->train.accumulation != accumulation) {
+  if (c->train.accumulation != 0 && (n % run->world != 0 || c->train.accumulation != n / run->world)) {
     error_set(e, ERROR_CONFIG,
-              "train.accumulation %" PRId64 " does not fit: global_batch %" PRId64 " / (local_batch %" PRId64
-              " x %d ranks) = %" PRId64,
-              c->train.accumulation, c->train.global_batch, c->train.local_batch, run->world, accumulation);
+              "train.accumulation %" PRId64 " does not fit: global_batch %" PRId64 " / (local_batch %" PRId64 " x %d ranks) = %.4g",
+              c->train.accumulation, c->train.global_batch, c->train.local_batch, run->world, (double)n / run->world);
     return error_hint(e, "leave train.accumulation out to have it computed");
   }
   run->local_batch = c->train.local_batch;
-  run->accumulation = accumulation;
+  run->first_micro_batch = share_micro_batch(n, run->rank, run->world);
+  run->accumulation = share_micro_batch(n, run->rank + 1, run->world) - run->first_micro_batch;
+  if (run->rank == 0 && n % run->world != 0)
+    log_warning("%" PRId64 " micro-batches an update over %d ranks: %" PRId64 " of them compute %" PRId64 ", the others %" PRId64
+                " and wait (at most %.1f %% of what equal shares do)",
+                n, run->world, n % run->world, run->accumulation, n / run->world, 100.0 * (double)n / (double)(run->accumulation * run->world));
   return true;
 }
 
