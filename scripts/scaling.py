@@ -6,8 +6,8 @@
 Trains CONFIG a few updates each on one GPU and on --ranks of them: one micro-batch an update, --accumulation of
 them, and with twice the local batch, and FP32 gradients, where these fit.  Prints of each the median update
 (without the first two), tokens/s, the share of what as many single GPUs do, the time that the GPU stood still
-for exchanges, and memory beside what was planned.  A run that does not fit, or fails, is said with its message; exit
-status 1 if none ran.  A share with a * is of one GPU's with BF16 gradients, where it has no memory for FP32 ones.
+for exchanges, and memory beside what was planned.  Nothing is validated or saved.  A run that does not fit, or
+fails, is said with its message; exit status 1 if none ran.  A share with a * is of one GPU's with BF16 gradients, where it has no memory for FP32 ones.
 """
 import argparse
 import json
@@ -32,11 +32,13 @@ def parse():
 def measure(a, ranks, local, accumulation, dtype):
     """Records of a run's updates, or why there are none."""
     with tempfile.TemporaryDirectory(prefix="fp4d-scaling-") as folder:
-        settings = {"run.folder": folder, "run.backend": "sm90", "train.updates": a.updates, "train.local_batch": local,
+        settings = {"run.backend": "sm90", "train.updates": a.updates, "train.local_batch": local,
                     "train.global_batch": ranks * local * accumulation, "train.gradient_dtype": dtype, "checkpoint.every": 0,
-                    "checkpoint.at_end": "false", "checkpoint.async": "false", "validation.every": 0, "optimizer.warmup_updates": 0}
+                    "checkpoint.at_end": "false", "checkpoint.async": "false", "optimizer.warmup_updates": 0}
+        own = {"run.folder": folder, "data.validation": ""}  # whatever else is set
         launcher = ["mpirun", "-np", str(ranks), "--bind-to", "none"] if ranks > 1 else []
-        words = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")] + [w for s in a.set for w in ("--set", s)]
+        pairs = [f"{k}={v}" for k, v in settings.items()] + a.set + [f"{k}={v}" for k, v in own.items()]
+        words = [w for pair in pairs for w in ("--set", pair)]
         try:
             done = subprocess.run(launcher + [a.program, "train", a.config] + words, capture_output=True, text=True)
         except OSError as e:
@@ -54,6 +56,10 @@ def main():
     k = a.accumulation
     if k < 2 or k % 2:
         sys.exit("scaling: --accumulation must be even, so that twice the local batch makes the same update")
+    if a.ranks < 2:
+        sys.exit("scaling: --ranks must be 2 or more")
+    if a.updates < 1:
+        sys.exit("scaling: --updates must be 1 or more")
     cases = [(1, 1, 1, "bf16"), (a.ranks, 1, 1, "bf16"), (1, 1, k, "bf16"), (a.ranks, 1, k, "bf16"), (1, 2, 1, "bf16"), (a.ranks, 2, 1, "bf16"),
              (a.ranks, 2, k // 2, "bf16"), (1, 1, k, "fp32"), (a.ranks, 1, k, "fp32")]
     single = {}  # tokens/s of one GPU by samples of its update and gradients

@@ -147,9 +147,11 @@ def test_a_world_changes():
 
 
 def test_scaling_is_printed():
-    """scripts/scaling.py: a row for each case, of which those of two ranks have a share of what two single GPUs do."""
+    """scripts/scaling.py: a row for each case, of which those of two ranks have a share of what two single GPUs do.  The configuration's
+    run is left alone, and its validation left out: 768 samples of 8B are longer than the updates."""
     out = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "scaling.py"), "tiny.yaml", "--program", place.program, "--updates", "1",
-                          "--accumulation", "2", "--set", f"run.backend={BACKEND}", "--set", "train.master=false"], cwd=place.path, capture_output=True,
+                          "--accumulation", "2", "--set", f"run.backend={BACKEND}", "--set", "train.master=false", "--set", "run.folder=scaled",
+                          "--set", "data.validation=absent.tokens"], cwd=place.path, capture_output=True,
                          text=True, env={**ENVIRONMENT, "FP4D_MODEL_GPUS": "2", "NCCL_NVLS_ENABLE": "0"})
     if GPU and "and it has 1" in out.stdout:
         raise Skipped("needs two GPUs")
@@ -160,6 +162,14 @@ def test_scaling_is_printed():
     for row in rows:
         numbers = [float(x) for x in row[4:]]
         check(len(numbers) == 8 and all(x >= 0 for x in numbers), "figures alone", out.stdout)
+    check(not os.path.exists(place.at("scaled")), "no run of the configuration's")
+
+
+def test_scaling_refuses():
+    for words in (["--accumulation", "3"], ["--accumulation", "0"], ["--ranks", "1"], ["--ranks", "-2"], ["--updates", "0"]):
+        out = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "scaling.py"), "tiny.yaml", "--program", "none", *words], cwd=place.path,
+                             capture_output=True, text=True)
+        check(out.returncode == 1 and out.stderr.startswith(f"scaling: {words[0]} must be") and not out.stdout, str(words), out.stderr + out.stdout)
 
 
 def test_a_fault_of_one_device():
