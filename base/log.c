@@ -36,9 +36,9 @@ void log_line(enum log_level level, const char *format, ...) {
   size_t text = n;
   n += kept(vsnprintf(line + n, sizeof line - n - 1, format, arguments), sizeof line - n - 1);
   va_end(arguments);
-  /* One line stays one line, whatever a file name or a library put in it. */
+  /* One line stays one line, and text, whatever a file name or a library put in it. */
   for (size_t i = text; i < n; i++)
-    if (line[i] == '\n' || line[i] == '\r') line[i] = ' ';
+    if ((unsigned char)line[i] < ' ' || line[i] == 0x7f) line[i] = ' ';
   line[n++] = '\n';
   size_t done = 0;
   while (done < n) {

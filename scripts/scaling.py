@@ -35,7 +35,7 @@ def measure(a, ranks, local, accumulation, dtype):
         settings = {"run.backend": "sm90", "train.updates": a.updates, "train.local_batch": local,
                     "train.global_batch": ranks * local * accumulation, "train.gradient_dtype": dtype, "checkpoint.every": 0,
                     "checkpoint.at_end": "false", "checkpoint.async": "false", "optimizer.warmup_updates": 0}
-        own = {"run.folder": folder, "data.validation": ""}  # whatever else is set
+        own = {"run.folder": folder, "data.validation": "", "validation.every": 0}  # whatever else is set
         launcher = ["mpirun", "-np", str(ranks), "--bind-to", "none"] if ranks > 1 else []
         pairs = [f"{k}={v}" for k, v in settings.items()] + a.set + [f"{k}={v}" for k, v in own.items()]
         words = [w for pair in pairs for w in ("--set", pair)]

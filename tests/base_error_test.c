@@ -124,6 +124,16 @@ TEST(log_lines) {
             "debug: 100%\n");
 }
 
+/* A terminal obeys none of what a file's name or a record holds; text in UTF-8 stays. */
+TEST(control_characters) {
+  static char text[1000];
+  log_setup(0, 1, LOG_INFO);
+  capture_begin();
+  log_info("a\x1b[2Jb\tc\rd\x7f" "e\bf %s", "\a\x01\x1fg h\xc3\xa9");
+  capture_end(text, sizeof text);
+  CHECK_STR(text, "a [2Jb c d e f    g h\xc3\xa9\n");
+}
+
 TEST(long_line_is_cut) {
   static char line[20000], text[30000];
   memset(line, 'b', sizeof line - 1);
@@ -142,6 +152,7 @@ int main(void) {
   RUN(errno_message);
   RUN(null_is_allowed);
   RUN(long_text_is_cut);
+  RUN(control_characters);
   RUN(code_names);
   RUN(log_lines);
   RUN(long_line_is_cut);

@@ -25,6 +25,6 @@ void choices_compare(const json_t *before, const json_t *now) {
     if (changed++ == 0) first = key;
   }
   if (changed > 0)
-    log_warning("%d of %d contractions are computed otherwise than before this start, as %s: %s, before %s; from here on updates are close to those of a run that was not stopped, not the same to the bit",
+    log_warning("%d of %d contractions are computed otherwise than before this start, as %s: %s, before %.500s; from here on updates are close to those of a run that was not stopped, not the same to the bit",
                 changed, all, first, json_string_value(json_object_get(now, first)), json_string_value(json_object_get(before, first)));
 }
