@@ -34,7 +34,12 @@ struct comm_limits {
   double heartbeat_s; /* silence after which a rank counts as lost */
 };
 
-enum comm_phase { COMM_START, COMM_UPDATE, COMM_SAVE, COMM_FINISH };
+/* COMM_UNTIMED: of no known length (an index, an evaluation); a rank's silence alone is a fault. */
+enum comm_phase { COMM_START, COMM_UPDATE, COMM_SAVE, COMM_FINISH, COMM_UNTIMED };
+
+/* How long comm_open may take (at first 1800 s): a rank or a network that does not answer MPI's start
+ * holds all others up inside it.  Then the process ends with ERROR_COMMUNICATION. */
+void comm_start_limit(double seconds);
 
 /* Joins the world. `expected_world` 0 = any; otherwise another size is refused
  * on every rank, within seconds, once.  Refuses a launch by srun without PMI
@@ -56,8 +61,8 @@ const char *comm_topology(const struct comm *c);
 /* "Open MPI v4.1.4", of the library that is loaded, whether it was initialised or not. */
 const char *comm_library(void);
 
-/* Starts the watchdog; all ranks call it, soon after comm_open.  May be called
- * again with other limits. */
+/* Starts the watchdog; all ranks call it at once after comm_open: one whose first heartbeat
+ * does not come within heartbeat_s counts as lost.  May be called again with other limits. */
 bool comm_watch(struct comm *c, const struct comm_limits *limits, struct error *e);
 
 /* Tells the watchdog (and its reports) where this rank is.  `operation` must

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -69,8 +70,40 @@ static bool yield_when_crowded(struct error *e) {
   return error_errno(e, ERROR_SYSTEM, "OMPI_MCA_mpi_yield_when_idle cannot be set");
 }
 
+/* ---- a start that does not end ---------------------------------------------- */
+
+#define GUARD_TICK_S 0.25
+/* Ranks speak in turns that leave the launcher time to end the job after the first. */
+#define GUARD_TURN_S 3.0
+#define GUARD_TURNS 8
+
+static double start_limit_s = 1800;
+
+void comm_start_limit(double seconds) { start_limit_s = seconds; }
+
+static atomic_bool started = false; /* comm_open has come to its end */
+
+/* A clock beside comm_open, which nothing inside MPI can hold up. */
+static void *guard_start(void *unused) {
+  static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
+  long rank = -1;
+  for (size_t i = 0; i < sizeof ranks / sizeof *ranks && rank < 0; i++) rank = environment_number(ranks[i]);
+  const double turn = GUARD_TURN_S * (double)(rank < 0 ? 0 : rank < GUARD_TURNS ? rank : GUARD_TURNS);
+  /* Counted by naps: time in which the whole job stood still is nobody's fault. */
+  for (double waited = 0; !atomic_load(&started); waited += GUARD_TICK_S) {
+    if (waited > start_limit_s + turn) {
+      log_error("rank %ld has been in the start of MPI for %.1f s (limit %g s): a rank, or the network, does not answer; ending the job", rank, waited, start_limit_s);
+      comm_abort(NULL, ERROR_COMMUNICATION);
+    }
+    nanosleep(&(struct timespec){.tv_nsec = (long)(GUARD_TICK_S * 1e9)}, NULL);
+  }
+  return unused;
+}
+
 static bool start_mpi(struct comm *c, struct error *e) {
-  if (!yield_when_crowded(e)) return false;
+  pthread_t guard;
+  if (!yield_when_crowded(e) || !comm_start_thread(&guard, guard_start, NULL, "thread beside MPI's start", e)) return false;
+  pthread_detach(guard); /* ends by itself */
   int provided = MPI_THREAD_SINGLE;
   int result = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided);
   if (result != MPI_SUCCESS) return comm_mpi_failed(c, result, "MPI_Init_thread", e);
@@ -227,7 +260,9 @@ struct comm *comm_open(int expected_world, struct error *e) {
   bool launched = launched_for_mpi();
   const struct launched tasks = launched_tasks(launched); /* before MPI_Init, which may add to the environment */
 
-  if ((!launched || start_mpi(c, e)) && join(c, tasks, expected_world, e)) return c;
+  const bool joined = (!launched || start_mpi(c, e)) && join(c, tasks, expected_world, e);
+  atomic_store(&started, true);
+  if (joined) return c;
 
   if (c->broken) { /* the others may be waiting for this rank */
     if (e) log_failure(e);

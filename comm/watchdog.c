@@ -57,6 +57,7 @@ static double limit_of(const struct watch *w, enum comm_phase phase) {
     case COMM_START: return l->start_s;
     case COMM_UPDATE: return l->update_s;
     case COMM_SAVE: return l->save_s;
+    case COMM_UNTIMED: return INFINITY;
     case COMM_FINISH: break;
   }
   return fmax(l->start_s, fmax(l->update_s, l->save_s)); /* another rank may be in any of these */
@@ -114,14 +115,15 @@ static bool find_silence(const struct comm *c, double now, char *text) {
   int more = 0;
   for (int i = 0; i < w->n_peers; i++) {
     const struct peer *p = &w->peers[i];
-    if (!p->known || p->left || now - p->heard <= w->limits.heartbeat_s + TURN_S * turn) continue;
+    if (p->left || now - p->heard <= w->limits.heartbeat_s + TURN_S * turn) continue;
     if (first)
       more++;
     else
       first = p;
   }
   if (!first) return false;
-  struct place place = {.operation = first->beat.operation, .update = first->beat.update};
+  struct place place = peer_place(w, first, now);
+  place.waiting = false; /* for whom, if so, it does not say */
   size_t used = append(text, 0, "rank %d has been silent for %.1f s ", first->rank, now - first->heard);
   used = append_place(text, used, &place);
   if (more) append(text, used, ", and %d more rank%s with it", more, more > 1 ? "s" : "");

@@ -103,6 +103,30 @@ def test_stopped_rank_0():
     check(all(s > 5 for s in waited), "the others leave it to rank 1", text)
 
 
+def test_stopped_before_mpi():
+    """A rank that does not come to MPI_Init: the others stand inside it."""
+    for victim in (1, 0):
+        code, text, seconds = mpirun(3, "stop-before-mpi", victim).end()
+        check(code == COMMUNICATION and seconds < SOON, f"exit code {code} after {seconds:.1f} s", text)
+        check(re.search(rf"error: rank {0 if victim else 1} has been in the start of MPI for \d+\.\d s \(limit 3 s\): a rank, or the network, does not answer; ending", text),
+              "who waits, and for what", text)
+
+
+def test_stopped_before_the_watch():
+    """A rank whose first heartbeat does not come."""
+    for victim in (1, 0):
+        code, text, seconds = mpirun(3, "stop-before-watch", victim).end()
+        check(code == COMMUNICATION and seconds < SOON, f"exit code {code} after {seconds:.1f} s", text)
+        once(text, rf"\[r{0 if victim else 1}\] error: rank {victim} has been silent for \d+\.\d s in 'start'; ending the job")
+
+
+def test_untimed():
+    """What may take any time has no limit but that of silence."""
+    code, text, seconds = mpirun(3, "untimed", 1).end()
+    check(code == COMMUNICATION and seconds < SOON and "indexed" in text, f"exit code {code} after {seconds:.1f} s", text)
+    once(text, r"\[r0\] error: rank 1 has been silent for \d+\.\d s in 'index'; ending the job")
+
+
 def test_killed_rank():
     for np, victim in ((3, 1), (2, 0)):
         code, text, seconds = mpirun(np, "kill", victim).end()

@@ -192,6 +192,11 @@ int main(int argc, char **argv) {
   sigaction(SIGTERM, &action, NULL);
   sigaction(SIGUSR2, &action, NULL);
 
+  if (strcmp(mode, "stop-before-mpi") == 0) {
+    comm_start_limit(3);
+    if (atoi(getenv("OMPI_COMM_WORLD_RANK")) == argument) raise(SIGSTOP);
+  }
+
   struct error e;
   struct comm *c = comm_open(strcmp(mode, "open") == 0 ? argument : 0, &e);
   if (!c) {
@@ -211,6 +216,18 @@ int main(int argc, char **argv) {
     status = train(c, FAULT_COMPUTE, argument, &limits);
   } else if (strcmp(mode, "stop") == 0) {
     status = train(c, FAULT_STOP, argument, &limits);
+  } else if (strcmp(mode, "stop-before-watch") == 0) {
+    if (comm_rank(c) == argument) raise(SIGSTOP);
+    status = train(c, FAULT_NONE, -1, &limits);
+  } else if (strcmp(mode, "untimed") == 0) { /* far beyond every limit, and then silent */
+    limits = (struct comm_limits){.start_s = 0.5, .update_s = 0.5, .save_s = 0.5, .heartbeat_s = 2.5};
+    if (!comm_watch(c, &limits, &e)) return 1;
+    comm_enter(c, COMM_UNTIMED, "index", -1);
+    if (comm_rank(c) == 0) sleep_s(5);
+    if (!comm_barrier(c, &e)) return 1;
+    if (comm_rank(c) == 0) printf("indexed\n"), fflush(stdout);
+    if (comm_rank(c) == argument) raise(SIGSTOP);
+    status = !comm_barrier(c, &e);
   } else if (strcmp(mode, "kill") == 0) {
     status = train(c, FAULT_KILL, argument, &limits);
   } else if (strcmp(mode, "abort") == 0) {

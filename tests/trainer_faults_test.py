@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from fp4d import (CHECKPOINT, COMMUNICATION, CONFIG, DIVERGED, DONE, ENVIRONMENT, LIMIT, PREEMPTED, PROGRAM, SYSTEM, Job, Place,
+from fp4d import (CHECKPOINT, COMMUNICATION, CONFIG, DIVERGED, DONE, ENVIRONMENT, LIMIT, PREEMPTED, PROGRAM, SOON, SYSTEM, Job, Place,
                   Skipped, Wrong, built_in_routes, check, ignore_hangups, launcher, main, route_settings, same, take_hangups, words)
 
 # Faults come at an update: what was saved before it is then no matter of chance.
@@ -161,6 +161,19 @@ def test_stalled_rank():
         place.train(name, {**settings, **SHORT, "fault": f"stall@2/{rank}"}, 2).expect(
             COMMUNICATION, rf"\[r{1 - rank}\] error: rank {rank} has been silent for \d+\.\d s in '[a-z ]+'(?: of update [12])?; ending the job")
         goes_on_as_if_nothing(name, settings, 2, 2, 1)
+
+
+def test_stopped_at_the_start():
+    """A rank that is stopped as soon as it is there, in MPI's start or after it; an evaluation is watched, too."""
+    place.run("watched", {"train.updates": 1, "optimizer.warmup_updates": 0})
+    limits = words({"limits.start_s": 6, "limits.heartbeat_s": 2.5})
+    for command in (["train", "tiny.yaml", "--set", "run.folder=never"], ["eval", "watched", "tiny.yaml"]):
+        job = place.start(*command, *limits, np=2)
+        while len(job.ranks()) < 2 and job.process.poll() is None:
+            time.sleep(0.001)
+        os.kill(job.ranks()[1], signal.SIGSTOP)
+        result = job.end().expect(COMMUNICATION, r"error: rank (0 has been in the start of MPI for|1 has been silent for) \d+\.\d s .*; ending the job")
+        check(result.seconds < SOON, f"{result.seconds:.1f} s", result.text)
 
 
 def test_killed_launcher():

@@ -202,6 +202,7 @@ static bool open_data(struct run *run, enum run_purpose purpose, struct error *e
 bool run_open(struct run *run, const struct config *config, bool loaded, enum run_purpose purpose, struct error *e) {
   memset(run, 0, sizeof *run);
   struct error joining = {0};
+  if (loaded) comm_start_limit(config->limits.start_s);
   run->comm = comm_open(loaded ? (int)config->run.ranks : 0, &joining);
   if (!run->comm) {
     if (loaded) *e = joining;
@@ -214,6 +215,8 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
   run->config = *config;
   log_setup(run->rank, run->world, run->config.log.level);
 
+  comm_enter(run->comm, purpose == RUN_TRAIN ? COMM_START : COMM_UNTIMED, "start", -1);
+  if (run->world > 1 && !comm_agree(run->comm, comm_watch(run->comm, &run->config.limits, e), e)) goto failed;
   run->config_text = config_dump(&run->config);
   if (!comm_agree(run->comm, run->config_text != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e)) goto failed;
   run->config_hash = hash_bytes(run->config_text, strlen(run->config_text));
@@ -223,7 +226,11 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
     goto failed;
   }
 
-  if (purpose == RUN_TRAIN && indexing_is_wanted(&run->config) && !indexing_make_in_world(&run->config, run->comm, e)) goto failed;
+  if (purpose == RUN_TRAIN && indexing_is_wanted(&run->config)) {
+    comm_enter(run->comm, COMM_UNTIMED, "index", -1);
+    if (!indexing_make_in_world(&run->config, run->comm, e)) goto failed;
+    comm_enter(run->comm, COMM_START, "start", -1);
+  }
   bool good = divide_batch(run, e) && open_data(run, purpose, e) && open_model(run, purpose, e);
   if (!comm_agree(run->comm, good, e) || !same_streams(run, e)) goto failed;
   if (purpose == RUN_TRAIN && !shards_open(run, e)) goto failed;

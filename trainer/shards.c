@@ -22,8 +22,8 @@ bool shards_open(struct run *run, struct error *e) {
   run->weight_copies = calloc((size_t)model_unit_number(run->model), sizeof *run->weight_copies);
   const bool good = (run->gradient_parts && run->weight_parts && run->weight_copies) || error_set(e, ERROR_SYSTEM, "out of memory");
   const struct comm_device device = {run->device, run->staging, run->staging_bytes};
-  if (!comm_agree(run->comm, good && comm_watch(run->comm, &run->config.limits, e), e)) return false;
-  comm_enter(run->comm, COMM_START, "start of exchanges", -1); /* a rank that does not come to it is named */
+  if (!comm_agree(run->comm, good, e)) return false;
+  comm_enter(run->comm, COMM_START, "start of exchanges", -1);
   return comm_exchange_open(run->comm, &device, model_unit_number(run->model), e);
 }
 
