@@ -1,7 +1,7 @@
 /* The program on a device that keeps its promises no earlier than it must
  * (trainer_device_rig.h's).  What is downloaded is there at the next synchronize and rubbish
  * before; what is uploaded must until then be what it was.  At the end it tells how often
- * the host waited.
+ * the host waited, and asked for memory.
  *
  *   FP4D_TEST_FAULT="R N"   rank R's device is in a fault from its N-th synchronize on */
 #include <stdio.h>
@@ -24,7 +24,7 @@ struct copy {
 
 static struct copy pending[MOST];
 static int n_pending;
-static long waits;
+static long waits, allocations;
 
 static struct copy *add(size_t bytes) {
   if (n_pending == MOST) {
@@ -74,10 +74,22 @@ static bool synchronize(struct device *d, struct error *e) {
   return real->synchronize(d, e);
 }
 
-static void tell(void) { printf("the host waited %ld times\n", waits); }
+static void *allocate(struct device *d, size_t bytes, struct error *e) {
+  allocations++;
+  return real->allocate(d, bytes, e);
+}
+
+static void *allocate_host(struct device *d, size_t bytes, struct error *e) {
+  allocations++;
+  return real->allocate_host(d, bytes, e);
+}
+
+static void tell(void) { printf("the host waited %ld times, and asked for memory %ld times\n", waits, allocations); }
 
 static void replace(struct kernels *k) {
   k->upload = upload;
   k->download = download;
   k->synchronize = synchronize;
+  k->allocate = allocate;
+  k->allocate_host = allocate_host;
 }

@@ -32,6 +32,17 @@ def test_two_waits_an_update():
             check([b - a for a, b in zip(sorted(few), sorted(many))] == [5 * 2] * max(np, 1), "waits of 5 updates", f"{few}, {many}")
 
 
+def test_memory_is_taken_at_the_start():
+    """However many updates, validations and saves follow, and under a resume as under a start."""
+    for np in (0, 2):
+        asked = set()
+        for n in (1, 7, 9):  # the last goes on from the seventh
+            settings = {"train.updates": n, "optimizer.warmup_updates": 0, "validation.every": 1, "checkpoint.every": 2}
+            out = place.run(f"memory-{np}-{min(n, 7)}", settings, np)
+            asked.update(re.findall(r"asked for memory (\d+) times", out.text))
+        check(len(asked) == 1 and int(asked.pop()) > 0, "memory was asked for as often", out.text)
+
+
 def test_skipped_updates():
     """One that is not applied needs the first wait alone; planting the fault is another."""
     skips = {**ALONE, "divergence.nonfinite": "skip", "train.updates": 8}
