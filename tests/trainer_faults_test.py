@@ -164,10 +164,11 @@ def test_stalled_rank():
 
 
 def test_stopped_at_the_start():
-    """A rank that is stopped as soon as it is there, in MPI's start or after it; an evaluation is watched, too."""
+    """A rank that is stopped as soon as it is there, in MPI's start or after it; an evaluation and a measurement are watched, too."""
     place.run("watched", {"train.updates": 1, "optimizer.warmup_updates": 0})
     limits = words({"limits.start_s": 6, "limits.heartbeat_s": 2.5})
-    for command in (["train", "tiny.yaml", "--set", "run.folder=never"], ["eval", "watched", "tiny.yaml"]):
+    for command in (["train", "tiny.yaml", "--set", "run.folder=never"], ["eval", "watched", "tiny.yaml"],
+                    ["bench", "collectives", "tiny.yaml", "--megabytes", "64", "--repeat", "1000"]):
         job = place.start(*command, *limits, np=2)
         while len(job.ranks()) < 2 and job.process.poll() is None:
             time.sleep(0.001)

@@ -270,18 +270,23 @@ static bool choose(const struct bench_arguments *a, int *which, struct error *e)
 int command_bench(int argc, char **argv) {
   static struct config config;
   struct bench b = {.a = {.repeat = 9, .seed = -1, .scale = NAN}};
-  struct error e = {0};
+  struct error e = {0}, unread = {0};
   int which;
   if (!arguments_parse(command_bench_arguments, argc, argv, &b.a, &e) || !choose(&b.a, &which, &e)) return command_fail(&e);
+  const bool loaded = !b.a.config || config_load(&config, b.a.config, b.a.sets.item, b.a.sets.n, &unread);
+  if (b.a.config && loaded) {
+    b.config = &config;
+    if (b.a.threads > 0) config.run.threads = b.a.threads;
+    comm_start_limit(config.limits.start_s);
+  }
   b.comm = comm_open(0, &e);
   if (!b.comm) return command_fail(&e);
   log_setup(comm_rank(b.comm), comm_world(b.comm), LOG_INFO);
   bool good = benches[which].ranks || comm_world(b.comm) == 1 ||
               error_set(&e, ERROR_USAGE, "bench %s runs in one process, %d were started", b.a.what, comm_world(b.comm));
-  if (good && b.a.config) {
-    good = config_load(&config, b.a.config, b.a.sets.item, b.a.sets.n, &e);
-    b.config = &config;
-    if (b.a.threads > 0) config.run.threads = b.a.threads;
+  if (good && !loaded) {
+    e = unread;
+    good = false;
   }
   good = comm_agree(b.comm, good, &e) && benches[which].run(&b, &e);
   if (!good && comm_rank(b.comm) != 0 && !comm_is_broken(b.comm)) e.message[0] = 0; /* rank 0 has the same, or it was said here already */
