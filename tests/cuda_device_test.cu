@@ -31,8 +31,8 @@ TEST(machines_it_does_not_open_on) {
   CHECK(cuda_open("sm90", 4, &e) == NULL);
   CHECK_STR(e.message, "backend \"sm90\": rank 4 of this host wants a GPU of its own, and it has 4");
   cuda_model_machine.major = 10;
-  check_refused("sm90", "\"sm90\" runs on compute capability 9.0; GPU 0 is host model 0 with 10.0", "sm100");
-  check_refused("sm100", "\"sm100\" runs on compute capability 10.0; GPU 0 is host model 0 with 9.0", "sm90");
+  check_refused("sm90", "\"sm90\" runs on compute capability 9.0; GPU 0 is host model with 10.0", "sm100");
+  check_refused("sm100", "\"sm100\" runs on compute capability 10.0; GPU 0 is host model with 9.0", "sm90");
   cuda_model_machine.major = 8;
   cuda_model_machine.minor = 6;
   check_refused("sm90", "with 8.6", "cpu");
@@ -55,7 +55,7 @@ TEST(memory_and_copies) {
   CHECK_STR(d->k->backend, "sm90");
   char text[256];
   d->k->describe(d, text, sizeof text);
-  CHECK_STR(text, "GPU 0: host model 0, 4 multiprocessors, CUDA 13.0 on a driver for 13.0, contractions by the CPU backend, "
+  CHECK_STR(text, "GPU 0: host model, 4 multiprocessors, CUDA 13.0 on a driver for 13.0, contractions by the CPU backend, "
                   "attention without tensor cores but in bf16 of head_dim 64 and 128");
   char *host = static_cast<char *>(d->k->allocate_host(d, 100, &e)), back[100];
   for (int i = 0; i < 100; i++) host[i] = (char)i;

@@ -173,6 +173,19 @@ def test_streams_of_two_hosts():
     two_hosts("eval", place.at("evaluated"), "tiny.yaml").expect(DATA, "rank 1: validation")
 
 
+def test_ranks_that_compute_otherwise():
+    """Another GPU, library or instruction set on one host gives other bits there: a start says so, once; how many threads a rank has is nobody's news."""
+    def start(more, name):
+        parts = [["-np", "1", *variables, PROGRAM, "train", "tiny.yaml", *words({"run.folder": name, "train.updates": 1, "optimizer.warmup_updates": 0})]
+                 for variables in ([], more)]
+        return Job(["mpirun", "--oversubscribe", "--bind-to", "none", *parts[0], ":", *parts[1]], place.path).end().expect(DONE).text
+    said = "compute otherwise"
+    check(said not in start([], "alike"), "nothing to say")
+    text = start(["-x", "FP4D_ISA=plain-fma"], "unlike")
+    check(len(re.findall(said, text)) == 1 and re.search(
+        r"warning: 1 of 2 ranks compute otherwise than rank 0, as rank 1: contractions by plain-fma; rank 0: contractions by (?!plain).*; ", text), "which, and how", text)
+
+
 def test_folders_of_two_hosts():
     """A run's folder on each host's own disk is found out at the start, not at the first save."""
     for there in (False, True):

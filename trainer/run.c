@@ -44,6 +44,28 @@ static bool same_streams(struct run *run, struct error *e) {
   return comm_agree(run->comm, same, e);
 }
 
+/* What a device says of itself, without which one of its host's it is, or how many threads it has. */
+static const char *kind_of(const char *description) {
+  const char *at = description + strcspn(description, ":,");
+  return *at ? at + strspn(at, ":, ") : description;
+}
+
+/* Ranks of one kind give one run's bits wherever each of them stands; those of several do not. */
+static bool compare_devices(const struct run *run, struct error *e) {
+  char own[512] = "", (*all)[sizeof own] = calloc((size_t)run->world, sizeof own);
+  run->device->k->describe(run->device, own, sizeof own);
+  bool good = comm_agree(run->comm, all != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e) &&
+              comm_gather_all(run->comm, all, own, sizeof own, e);
+  int first = 0, others = 0;
+  for (int r = run->world - 1; good && r > 0; r--)
+    if (strcmp(kind_of(all[r]), kind_of(all[0])) != 0) others++, first = r;
+  if (others > 0 && run->rank == 0)
+    log_warning("%d of %d ranks compute otherwise than rank 0, as rank %d: %s; rank 0: %s; the run's bits may depend on which rank is where", others, run->world,
+                first, kind_of(all[first]), kind_of(all[0]));
+  free(all);
+  return good;
+}
+
 /* Global batch = the sum of ranks' local batch x micro-batches, checked, never rounded. */
 static bool divide_batch(struct run *run, struct error *e) {
   const struct config *c = &run->config;
@@ -233,6 +255,7 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
   }
   bool good = divide_batch(run, e) && open_data(run, purpose, e) && open_model(run, purpose, e);
   if (!comm_agree(run->comm, good, e) || !same_streams(run, e)) goto failed;
+  if (run->world > 1 && !compare_devices(run, e)) goto failed;
   if (purpose == RUN_TRAIN && !shards_open(run, e)) goto failed;
 
   detector_open(&run->divergence.loss, run->config.divergence.window);

@@ -93,7 +93,7 @@ cudaError_t cudaGetDeviceCount(int *count) {
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int ordinal) {
-  snprintf(p->name, sizeof p->name, "host model %d", ordinal);
+  snprintf(p->name, sizeof p->name, "host model");
   memset(&p->uuid, 0, sizeof p->uuid);
   p->uuid.bytes[15] = (char)ordinal;
   p->major = cuda_model_machine.major;
