@@ -41,7 +41,7 @@ def test_ranks():
 
 
 def test_gpus():
-    on_the_model().expect(DONE, r"(?m)^ok +gpu +1: host model 1, .* reaches 1 of 1 others", r"(?m)^ok +gpu +backend sm90 computes right: GPU 1",
+    on_the_model().expect(DONE, r"(?m)^ok +gpu +1: host model, .* reaches 1 of 1 others", r"(?m)^ok +gpu +backend sm90 computes right: GPU 1",
                           r"(?m)^ok +nccl .* joined a world of one, sent to itself, summed, gathered and aborted it", r"\n0 problems\n$")
 
 
