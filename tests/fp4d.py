@@ -33,6 +33,8 @@ ENVIRONMENT.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1
 
 SEQ, BATCH = 64, 8
 
+NOBODY = 65534  # the user of as_nobody
+
 # Seconds after which a thing counts as hanging: far above what a slow, loaded machine needs.
 LIMIT = 900
 
@@ -196,6 +198,18 @@ def ignore_hangups():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
+def need_root():
+    if os.geteuid() != 0:
+        raise Skipped("needs root")
+
+
+def as_nobody():
+    """For prepare: as another user, where root would be let in."""
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
 def kill_living():
     """What a failed test left running."""
     for job in list(Job.living):
@@ -306,8 +320,19 @@ class Place:
     def at(self, *parts):
         return os.path.join(self.path, *parts)
 
+    def open_to_all(self, path):
+        """A copy that every user gets at: this tree may lie below a folder that others may not enter, such as /root."""
+        copy = self.at("open-to-all", path.strip("/").replace("/", "_"))
+        if not os.path.exists(copy):
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            shutil.copy(path, copy)
+            for p in (os.path.dirname(copy), copy):
+                os.chmod(p, 0o755)
+        return copy
+
     def start(self, *arguments, np=0, prepare=None, environment=None):
-        return Job(launcher(np, self.program) + list(arguments), self.path, prepare, **(environment or {}))
+        program = self.open_to_all(self.program) if prepare is as_nobody else self.program
+        return Job(launcher(np, program) + list(arguments), self.path, prepare, **(environment or {}))
 
     def command(self, *arguments, np=0, limit=LIMIT, prepare=None, environment=None):
         return self.start(*arguments, np=np, prepare=prepare, environment=environment).end(limit)

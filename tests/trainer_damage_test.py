@@ -18,16 +18,14 @@ import struct
 import subprocess
 import sys
 
-from fp4d import (BUILD, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, H5PY_PYTHON, LIMIT, PREEMPTED, PROGRAM, ROOT, SYSTEM, USAGE, Place, Skipped,
-                  check, have_h5py, main)
+from fp4d import (BUILD, CHECKPOINT, CONFIG, DATA, DEVICE, DONE, H5PY_PYTHON, LIMIT, NOBODY, PREEMPTED, PROGRAM, ROOT, SYSTEM, USAGE, Place, Skipped,
+                  as_nobody, check, have_h5py, main, need_root)
 
 ASAN = os.environ.get("FP4D_ASAN", os.path.join(BUILD, "asan", "fp4d"))
-NOBODY = 65534
-ENVIRONMENT = {"LSAN_OPTIONS": f"suppressions={ROOT}/tests/lsan.supp:print_suppressions=0", "ASAN_OPTIONS": "abort_on_error=0"}
-
 # Small, for the sanitized program is slow: 3 updates of 2 samples.
 place = Place(**{"train.seq_len": 32, "train.global_batch": 2, "train.local_batch": 1, "train.updates": 3,
                  "optimizer.warmup_updates": 0, "validation.samples": 1})
+ENVIRONMENT = {"LSAN_OPTIONS": f"suppressions={place.open_to_all(ROOT + '/tests/lsan.supp')}:print_suppressions=0", "ASAN_OPTIONS": "abort_on_error=0"}
 tests = {}
 
 
@@ -129,14 +127,7 @@ case("use_unfit_route", lambda: refused(CONFIG, r"down: columns 80 are not a mul
 
 
 def unreadable(kind, code, pattern):
-    """As another user, where root would be let in."""
-    if os.geteuid() != 0:
-        raise Skipped("needs root")
-
-    def as_nobody():
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+    need_root()
     shutil.copytree(place.at("run"), place.at("work/run"), symlinks=True)
     for name in ("tiny.yaml", "train.tokens"):
         shutil.copy(place.at(name), place.at("work", name))

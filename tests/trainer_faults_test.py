@@ -15,14 +15,13 @@ import subprocess
 import sys
 import time
 
-from fp4d import (CHECKPOINT, COMMUNICATION, CONFIG, DIVERGED, DONE, ENVIRONMENT, LIMIT, PREEMPTED, PROGRAM, SOON, SYSTEM, Job, Place,
-                  Skipped, Wrong, built_in_routes, check, ignore_hangups, launcher, main, route_settings, same, take_hangups, words)
+from fp4d import (CHECKPOINT, COMMUNICATION, CONFIG, DIVERGED, DONE, ENVIRONMENT, LIMIT, NOBODY, PREEMPTED, PROGRAM, SOON, SYSTEM, Job, Place,
+                  Skipped, Wrong, as_nobody, built_in_routes, check, ignore_hangups, launcher, main, need_root, route_settings, same, take_hangups, words)
 
 # Faults come at an update: what was saved before it is then no matter of chance.
 EVERY = {"checkpoint.every": 1, "checkpoint.keep": 0, "checkpoint.async": False}
 SHORT = {"limits.heartbeat_s": 5}
 LONG = {"train.updates": 1000000, "optimizer.schedule": "constant", "optimizer.min_lr": 0, "checkpoint.at_end": False}
-NOBODY = 65534
 
 place = Place()
 
@@ -344,17 +343,6 @@ def test_folder_in_use():
 
 
 # ---- files that cannot be written -------------------------------------------
-
-
-def as_nobody():
-    os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
-
-
-def need_root():
-    if os.geteuid() != 0:
-        raise Skipped("needs root")
 
 
 def test_folder_not_writable():
