@@ -151,7 +151,7 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
   static const char *const recompute[] = {
       [RECOMPUTE_NONE] = "none", [RECOMPUTE_BOUNDARIES] = "boundaries", [RECOMPUTE_EVERY_NTH] = "every n-th block", [RECOMPUTE_ALL] = "all"};
   const bool large = arena->used >= 1000000000;
-  char scratch[96];
+  char scratch[128];
   if (own > 0) snprintf(scratch, sizeof scratch, "of backend %s: cuBLASLt's workspace, partial sums, attention's dS where it is kept", c->run.backend);
   else snprintf(scratch, sizeof scratch, "of backend %s with %d threads", c->run.backend, threads);
   const int64_t ranks = gpus > 0 ? gpus : 1, local = c->train.local_batch, share = ceil_div(c->train.global_batch / local, ranks) * local;
