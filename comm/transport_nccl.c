@@ -25,6 +25,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/meet.h"
+#include "comm/nccl_fabric.h"
 #include "comm/nccl_known.h"
 #include "comm/rounds.h"
 #include "kernels/link.h"
@@ -40,7 +41,7 @@ struct engine {
   const struct links *links;
   struct link *link; /* the thread's to make and to close */
   struct meeting meeting;
-  char id[LINK_ID_BYTES], description[256];
+  char id[LINK_ID_BYTES], description[384];
   int copies;     /* of a share, that are received */
   char *half[2];  /* of the staging memory */
   int64_t half_bytes;
@@ -278,15 +279,17 @@ static void *engine_run(void *argument) {
 /* ---- opening ---------------------------------------------------------------------------------- */
 
 /* The library, the way, and what is known to go wrong with it. */
-static bool describe(struct engine *g, char (*all)[LINK_NAME], struct error *e) {
+static bool describe(struct engine *g, char (*all)[LINK_NAME], const struct gpu_fabric *fabrics, struct error *e) {
   const struct nccl_known_machine here = nccl_known_here();
   const char *wrong[NCCL_KNOWN_MOST], *multicast = getenv("NCCL_NVLS_ENABLE");
+  const struct nccl_fabric fabric = nccl_fabric(fabrics, g->comm->world, "the GPU of rank ");
   char version[64];
   if (!g->links->version(version, sizeof version, e)) return false;
   for (int i = nccl_known(version, &here, wrong) - 1; i >= 0 && g->comm->rank == 0; i--) log_warning("%s", wrong[i]);
-  snprintf(g->description, sizeof g->description, "%s %s, sums in rank order; rank %d's GPU reaches %d of %d others of its host directly; NCCL_NVLS_ENABLE %s",
+  for (int i = 0; i < fabric.n && g->comm->rank == 0; i++) log_warning("%s", fabric.warning[i]);
+  snprintf(g->description, sizeof g->description, "%s %s, sums in rank order; rank %d's GPU reaches %d of %d others of its host directly; %s; NCCL_NVLS_ENABLE %s",
            g->links->name, version, g->comm->rank, g->links->reaches(g->device, all, g->comm->world), g->comm->local_world - 1,
-           multicast ? multicast : "not set");
+           fabric.summary, multicast ? multicast : "not set");
   return true;
 }
 
@@ -294,17 +297,20 @@ static bool describe(struct engine *g, char (*all)[LINK_NAME], struct error *e) 
 static bool own_devices(struct engine *g, struct error *e) {
   const int world = g->comm->world, rank = g->comm->rank;
   char own[LINK_NAME] = "", (*all)[LINK_NAME] = calloc((size_t)world, LINK_NAME);
+  struct gpu_fabric fabric, *fabrics = calloc((size_t)world, sizeof *fabrics);
   g->links->identity(g->device, own);
-  bool good = comm_agree(g->comm, all != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e) &&
-              comm_gather_all(g->comm, all, own, LINK_NAME, e);
+  g->links->fabric(g->device, &fabric);
+  bool good = comm_agree(g->comm, (all && fabrics) || error_set(e, ERROR_SYSTEM, "out of memory"), e) &&
+              comm_gather_all(g->comm, all, own, LINK_NAME, e) && comm_gather_all(g->comm, fabrics, &fabric, sizeof fabric, e);
   if (good)
     for (int r = 0; good && r < world; r++)
       if (r != rank && strcmp(all[r], own) == 0) {
         good = error_set(e, ERROR_DEVICE, "ranks %d and %d have one GPU (%s)", r < rank ? r : rank, r < rank ? rank : r, own);
         error_hint(e, "start one rank a GPU, and let each see all of its host's GPUs (CUDA_VISIBLE_DEVICES)");
       }
-  good = comm_agree(g->comm, good && describe(g, all, e), e);
+  good = comm_agree(g->comm, good && describe(g, all, fabrics, e), e);
   free(all);
+  free(fabrics);
   return good;
 }
 

@@ -20,6 +20,7 @@
 #ifndef FP4D_KERNELS_LINK_H
 #define FP4D_KERNELS_LINK_H
 
+#include "kernels/fabric.h"
 #include "kernels/kernels.h"
 
 enum { LINK_ID_BYTES = 128, LINK_NAME = 64, LINK_ALIGNMENT = 8 /* elements */ };
@@ -61,6 +62,8 @@ struct links {
   bool (*version)(char *text, int size, struct error *e);
   /* Which device this is, in all the world: "GPU-…" as nvidia-smi has it. */
   void (*identity)(const struct device *d, char text[LINK_NAME]);
+  /* The NVLink fabric that it has joined. */
+  void (*fabric)(const struct device *d, struct gpu_fabric *out);
   /* How many of `n` devices of this host, by identity, this one reaches by itself; -1: not told. */
   int (*reaches)(const struct device *d, char (*identity)[LINK_NAME], int n);
 

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "kernels/fabric.h"
 
 struct gpu_found {
   char name[256], uuid[48];  /* "GPU-…", as nvidia-smi has it */
@@ -13,6 +14,7 @@ struct gpu_found {
   const char *backend;       /* that runs on it; NULL: none of ours */
   int64_t memory, available; /* bytes */
   int peers;                 /* other GPUs here whose memory it reaches by itself, over NVLink or PCIe */
+  struct gpu_fabric fabric;
 };
 
 struct gpus_found {

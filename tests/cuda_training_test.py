@@ -93,7 +93,8 @@ def test_choices_of_contractions():
 
 
 def ranks(name, np, gpus, **more):
-    return place.train(name, {"run.backend": BACKEND, **more}, np, environment={"FP4D_MODEL_GPUS": str(gpus), "NCCL_NVLS_ENABLE": "0"})
+    environment = {"FP4D_MODEL_GPUS": str(gpus), "FP4D_MODEL_FABRIC": "4,4/a9", "NCCL_NVLS_ENABLE": "0"}
+    return place.train(name, {"run.backend": BACKEND, **more}, np, environment=environment)
 
 
 def test_a_rank_without_a_gpu_is_refused():
@@ -108,7 +109,8 @@ def test_two_ranks_follow_one():
     out = ranks("ranks", 2, 2)
     if GPU and "and it has 1" in out.text:
         raise Skipped("needs two GPUs")
-    out.expect(DONE, r"exchanges: NCCL 2\.\d+\.\d+, sums in rank order; rank 0's GPU reaches \d of 1 others of its host directly; NCCL_NVLS_ENABLE 0")
+    out.expect(DONE, r"exchanges: NCCL 2\.\d+\.\d+, sums in rank order; rank 0's GPU reaches \d of 1 others of its host directly; (.*NVLink fabric.*); NCCL_NVLS_ENABLE 0")
+    check(GPU or "2 of 2 GPUs in a rack's NVLink fabric, 1 clique" in out.text and "degraded bandwidth at the GPU of rank 1" in out.text, "the fabric", out.text)
     waits = [float(w) for w in place.column("ranks", "exchange_wait_ms")]
     check(all(w >= 0 for w in waits) and sum(waits) > 0, "the device's waits are recorded", str(waits))
     two = place.column("ranks", "loss")

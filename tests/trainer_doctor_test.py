@@ -45,6 +45,13 @@ def test_gpus():
                           r"(?m)^ok +nccl .* joined a world of one, sent to itself, summed, gathered and aborted it", r"\n0 problems\n$")
 
 
+def test_fabric():
+    on_the_model().expect(DONE, r"(?m)^ok +fabric +no NVLink fabric$")
+    on_the_model(FP4D_MODEL_FABRIC="4/a9,").expect(
+        DONE, r"(?m)^ok +fabric +1 of 2 GPUs in a rack's NVLink fabric, 1 clique$", r"(?m)^WARNING +fabric +GPU 1, and 0 others, have not joined",
+        r"(?m)^WARNING +fabric +the NVLink fabric tells of degraded bandwidth at GPU 0")
+
+
 def test_a_library_that_hangs():
     """NCCL does not come back from its abort, nor then MPI from its end: the report is whole, with its code, in time."""
     source, library = os.path.join(folder, "finalize.c"), os.path.join(folder, "finalize.so")

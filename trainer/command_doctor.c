@@ -13,6 +13,7 @@
 #include "checkpoints/checkpoint.h"
 #include "checkpoints/store.h"
 #include "comm/comm.h"
+#include "comm/nccl_fabric.h"
 #include "comm/nccl_known.h"
 #include "kernels/probe.h"
 #include "trainer/command.h"
@@ -20,6 +21,7 @@
 #include "trainer/machine.h"
 #include "trainer/version.h"
 
+#define START_S 300. /* of MPI, which has to reach every host */
 #define HELLO_S 60. /* of each step of NCCL's */
 
 struct doctor_arguments {
@@ -154,6 +156,16 @@ static void see_nccl(struct visit *v, const struct gpus_found *found) {
   if (d && !v->stuck) d->k->close(d);
 }
 
+static void see_fabric(struct visit *v, const struct gpus_found *found) {
+  struct gpu_fabric *of = calloc((unsigned)found->number, sizeof *of);
+  if (!of) return;
+  for (int i = 0; i < found->number; i++) of[i] = found->gpu[i].fabric;
+  const struct nccl_fabric fabric = nccl_fabric(of, found->number, "GPU ");
+  say(v, "ok", "fabric", "%s", fabric.summary);
+  for (int i = 0; i < fabric.n; i++) say(v, "WARNING", "fabric", "%s", fabric.warning[i]);
+  free(of);
+}
+
 static void see_gpus(struct visit *v) {
   struct gpus_found found;
   struct error e = {0};
@@ -173,6 +185,7 @@ static void see_gpus(struct visit *v) {
     else
       say(v, "absent", "gpu", "no backend of this program runs on compute capability %d.%d: sm90 is for 9.0, sm100 for 10.0", g->major, g->minor);
   }
+  see_fabric(v, &found);
   if (gpu_cublaslt_version(version, sizeof version, &e))
     say(v, "ok", "cublaslt", "%s", version);
   else
@@ -262,6 +275,7 @@ int command_doctor(int argc, char **argv) {
   struct doctor_arguments a = {.folder = "."};
   struct error e = {0};
   if (!arguments_parse(command_doctor_arguments, argc, argv, &a, &e)) return command_fail(&e);
+  comm_start_limit(START_S);
   struct comm *c = comm_open(0, &e);
   if (!c) return command_fail(&e);
   struct visit v = {.speaks = comm_rank(c) == 0};

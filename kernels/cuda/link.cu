@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "kernels/cuda/fabric.h"
 #include "kernels/cuda/names.h"
 #include "kernels/cuda/nccl.h"
 #include "kernels/cuda/rows.cuh"
@@ -68,6 +69,12 @@ void identity_of(int ordinal, char text[LINK_NAME]) {
 }
 
 void identity(const struct device *d, char text[LINK_NAME]) { identity_of(cuda_of(d)->ordinal, text); }
+
+void fabric(const struct device *d, struct gpu_fabric *out) {
+  char text[LINK_NAME];
+  identity(d, text);
+  cuda_fabric(text, out);
+}
 
 int reaches(const struct device *d, char (*wanted)[LINK_NAME], int n) {
   const int own = cuda_of(d)->ordinal;
@@ -361,6 +368,7 @@ extern "C" const struct links cuda_links = {
     .name = "NCCL",
     .version = cuda_nccl_version,
     .identity = identity,
+    .fabric = fabric,
     .reaches = reaches,
     .make_id = make_id,
     .open = open_link,

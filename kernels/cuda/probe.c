@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/fabric.h"
 #include "kernels/cuda/libraries.h"
 #include "kernels/cuda/nccl.h"
 
@@ -23,6 +24,7 @@ static bool look(struct gpu_found *g, int ordinal, int number, struct error *e) 
   if (code != cudaSuccess) return failed("cudaGetDeviceProperties", code, e);
   snprintf(g->name, sizeof g->name, "%s", p.name);
   cuda_uuid_text(p.uuid.bytes, g->uuid);
+  cuda_fabric(g->uuid, &g->fabric);
   g->major = p.major;
   g->minor = p.minor;
   g->backend = backend_of(&p);

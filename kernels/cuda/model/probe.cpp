@@ -1,13 +1,28 @@
-/* The host model's machine, for kernels/device.c: what kernels/cuda/probe.c asks of a real one. */
+/* The host model's machine: what kernels/cuda/probe.c and fabric.c ask of a real one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/fabric.h"
 #include "kernels/cuda/model/runtime.h"
 #include "kernels/cuda/names.h"
 
 extern "C" {
 #include "kernels/probe.h"
+}
+
+/* FP4D_MODEL_FABRIC=CLIQUE[/HEALTH], a comma, the next GPU's …; empty: that GPU is joining. */
+extern "C" void cuda_fabric(const char *uuid, struct gpu_fabric *out) {
+  const char *text = getenv("FP4D_MODEL_FABRIC");
+  memset(out, 0, sizeof *out);
+  for (long gpu = strtol(uuid + strlen(uuid) - 2, NULL, 16); text && gpu > 0; gpu--) {
+    text = strchr(text, ',');
+    if (text) text++;
+  }
+  if (!text) return;
+  out->state = FABRIC_IN_PROGRESS;
+  out->cluster[0] = 1;
+  if (sscanf(text, "%u/%x", &out->clique, &out->health) > 0) out->state = FABRIC_COMPLETED;
 }
 
 extern "C" bool cuda_model_gpus_find(struct gpus_found *out, struct error *e) {
@@ -25,6 +40,7 @@ extern "C" bool cuda_model_gpus_find(struct gpus_found *out, struct error *e) {
     (void)cudaMemGetInfo(&available, &total);
     snprintf(g->name, sizeof g->name, "%s", p.name);
     cuda_uuid_text(p.uuid.bytes, g->uuid);
+    cuda_fabric(g->uuid, &g->fabric);
     g->major = p.major;
     g->minor = p.minor;
     g->backend = p.major == 9 ? "sm90" : "sm100";
