@@ -65,10 +65,10 @@ ROOMS     += kernels/cuda
 NVCCFLAGS  = -std=c++17 -O3 --fmad=false -prec-div=true -prec-sqrt=true -ftz=false -Xcompiler -Wall,-Wextra -Xcompiler -fno-exceptions,-fno-rtti,-fno-threadsafe-statics \
              -lineinfo -I. -MMD -MP
 CHECKER   ?=
-$(if $(filter-out memcheck racecheck synccheck initcheck,$(CHECKER)),$(error CHECKER=$(CHECKER) is not memcheck, racecheck, synccheck or initcheck))
+$(if $(filter-out memcheck racecheck synccheck initcheck,$(CHECKER))$(word 2,$(CHECKER)),$(error CHECKER=$(CHECKER) is not memcheck, racecheck, synccheck or initcheck))
 ifeq ($(CHECKER),racecheck)
 # It sees a barrier's order for the thread alone that arrives (kernels/sm90/ptx.h).
-override BUILD := $(BUILD)/racecheck
+override BUILD := $(patsubst %/racecheck,%,$(BUILD))/racecheck
 NVCCFLAGS += -DFP4D_EVERY_LANE_ARRIVES
 endif
 SM90       = -gencode arch=compute_90a,code=sm_90a

@@ -37,8 +37,11 @@ void log_line(enum log_level level, const char *format, ...) {
   n += kept(vsnprintf(line + n, sizeof line - n - 1, format, arguments), sizeof line - n - 1);
   va_end(arguments);
   /* One line stays one line, and text, whatever a file name or a library put in it. */
-  for (size_t i = text; i < n; i++)
-    if ((unsigned char)line[i] < ' ' || line[i] == 0x7f) line[i] = ' ';
+  for (size_t i = text; i < n; i++) {
+    const unsigned char c = (unsigned char)line[i], next = i + 1 < n ? (unsigned char)line[i + 1] : 0;
+    if (c < ' ' || c == 0x7f) line[i] = ' ';
+    if (c == 0xc2 && next >= 0x80 && next < 0xa0) line[i] = line[i + 1] = ' '; /* U+0080 to U+009F: control characters, too */
+  }
   line[n++] = '\n';
   size_t done = 0;
   while (done < n) {

@@ -37,8 +37,8 @@ struct comm_limits {
 /* COMM_UNTIMED: of no known length (an index, an evaluation); a rank's silence alone is a fault. */
 enum comm_phase { COMM_START, COMM_UPDATE, COMM_SAVE, COMM_FINISH, COMM_UNTIMED };
 
-/* How long comm_open may take (at first 1800 s): a rank or a network that does not answer MPI's start
- * holds all others up inside it.  Then the process ends with ERROR_COMMUNICATION. */
+/* How long comm_open, and what follows until comm_watch, may take (at first 1800 s): a rank or a network
+ * that does not answer MPI's start holds all others up inside it.  Then the process ends with ERROR_COMMUNICATION. */
 void comm_start_limit(double seconds);
 
 /* Joins the world. `expected_world` 0 = any; otherwise another size is refused

@@ -95,6 +95,14 @@ void comm_place_text(struct comm *c, char text[COMM_PLACE_TEXT]);
 /* What comm_abort tries first, for at most three seconds, in a thread of its own; NULL: nothing. */
 void comm_abort_first(void (*what)(void *), void *argument);
 
+/* Ranks that end the job speak in turns.  After MPI_Abort mpirun sends SIGTERM, which a rank
+ * outlives, and a second later SIGKILL: a turn must be longer. */
+#define COMM_TURN_S 3.0
+#define COMM_TURNS 8
+
+/* The clock beside MPI's start (launch.c) stops: the watchdog watches from here on, or nobody waits for anybody. */
+void comm_start_ended(void);
+
 /* Seconds between two beats, and between two looks of the watch. */
 double comm_tick(const struct comm_limits *limits);
 

@@ -73,26 +73,27 @@ static bool yield_when_crowded(struct error *e) {
 /* ---- a start that does not end ---------------------------------------------- */
 
 #define GUARD_TICK_S 0.25
-/* Ranks speak in turns that leave the launcher time to end the job after the first. */
-#define GUARD_TURN_S 3.0
-#define GUARD_TURNS 8
 
 static double start_limit_s = 1800;
 
 void comm_start_limit(double seconds) { start_limit_s = seconds; }
 
-static atomic_bool started = false; /* comm_open has come to its end */
+static atomic_bool start_ended = false;
 
-/* A clock beside comm_open, which nothing inside MPI can hold up. */
+void comm_start_ended(void) { atomic_store(&start_ended, true); }
+
+/* A clock beside comm_open and what ranks agree on before their watchdogs run, which nothing inside MPI can hold up. */
 static void *guard_start(void *unused) {
-  static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
+  static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID", "SLURM_PROCID"};
   long rank = -1;
   for (size_t i = 0; i < sizeof ranks / sizeof *ranks && rank < 0; i++) rank = environment_number(ranks[i]);
-  const double turn = GUARD_TURN_S * (double)(rank < 0 ? 0 : rank < GUARD_TURNS ? rank : GUARD_TURNS);
+  const double turn = COMM_TURN_S * (double)(rank < 0 ? 0 : rank < COMM_TURNS ? rank : COMM_TURNS);
+  char who[32] = "a rank";
+  if (rank >= 0) snprintf(who, sizeof who, "rank %ld", rank);
   /* Counted by naps: time in which the whole job stood still is nobody's fault. */
-  for (double waited = 0; !atomic_load(&started); waited += GUARD_TICK_S) {
+  for (double waited = 0; !atomic_load(&start_ended); waited += GUARD_TICK_S) {
     if (waited > start_limit_s + turn) {
-      log_error("rank %ld has been in the start of MPI for %.1f s (limit %g s): a rank, or the network, does not answer; ending the job", rank, waited, start_limit_s);
+      log_error("%s has been in the start of MPI for %.1f s (limit %g s): a rank, or the network, does not answer; ending the job", who, waited, start_limit_s);
       comm_abort(NULL, ERROR_COMMUNICATION);
     }
     nanosleep(&(struct timespec){.tv_nsec = (long)(GUARD_TICK_S * 1e9)}, NULL);
@@ -261,7 +262,7 @@ struct comm *comm_open(int expected_world, struct error *e) {
   const struct launched tasks = launched_tasks(launched); /* before MPI_Init, which may add to the environment */
 
   const bool joined = (!launched || start_mpi(c, e)) && join(c, tasks, expected_world, e);
-  atomic_store(&started, true);
+  if (joined && c->world == 1) comm_start_ended();
   if (joined) return c;
 
   if (c->broken) { /* the others may be waiting for this rank */
@@ -275,6 +276,7 @@ struct comm *comm_open(int expected_world, struct error *e) {
     if (!comm_barrier(c, &none)) comm_abort(c, ERROR_COMMUNICATION);
   }
   if (c->mpi) finish_mpi(c);
+  comm_start_ended();
   discard(c);
   return NULL;
 }
@@ -282,6 +284,7 @@ struct comm *comm_open(int expected_world, struct error *e) {
 void comm_close(struct comm *c) {
   struct error e;
   if (c->broken) comm_abort(c, c->broken);
+  comm_start_ended(); /* of a world that nobody watched */
   comm_enter(c, COMM_FINISH, "close", c->watch.update);
   comm_exchange_close(c);
   if (!comm_barrier(c, &e)) {

@@ -36,18 +36,21 @@ __attribute__((format(printf, 2, 3))) static void warn(struct nccl_fabric *out, 
   va_end(arguments);
 }
 
+/* " and 3 more", of several, the first of whom has been named. */
+static const char *and_more(char text[32], int count) {
+  text[0] = 0;
+  if (count > 1) snprintf(text, 32, " and %d more", count - 1);
+  return text;
+}
+
 struct nccl_fabric nccl_fabric(const struct gpu_fabric *gpu, int n, const char *name) {
   struct nccl_fabric out = {.n = 0};
-  int in = 0, in_racks = 0, cliques = 0, outside = 0, troubled = 0, first_in = -1, first_outside = -1, first_troubled = -1;
+  int in = 0, in_racks = 0, cliques = 0, troubled = 0, first_troubled = -1;
   for (int i = n - 1; i >= 0; i--) {
     const struct gpu_fabric *f = &gpu[i];
     if (trouble_of(f)) troubled++, first_troubled = i;
-    if (!joined(f)) {
-      outside++, first_outside = i;
-      continue;
-    }
-    in++, first_in = i;
-    if (!in_rack(f)) continue;
+    in += joined(f);
+    if (!joined(f) || !in_rack(f)) continue;
     in_racks++;
     bool new = true;
     for (int other = i + 1; other < n && new; other++) new = !joined(&gpu[other]) || !same_clique(f, &gpu[other]);
@@ -56,18 +59,20 @@ struct nccl_fabric nccl_fabric(const struct gpu_fabric *gpu, int n, const char *
   if (in == 0) snprintf(out.summary, sizeof out.summary, "no NVLink fabric");
   else if (in_racks == 0) snprintf(out.summary, sizeof out.summary, "%d of %d GPUs in their hosts' NVLink fabric", in, n);
   else snprintf(out.summary, sizeof out.summary, "%d of %d GPUs in a rack's NVLink fabric, %d clique%s", in_racks, n, cliques, cliques == 1 ? "" : "s");
-  if (outside > 0 && in > 0) {
-    const struct gpu_fabric *f = &gpu[first_outside];
+
+  int outside = 0, first_outside = -1;
+  for (int i = n - 1; i >= 0; i--)
+    if (in > 0 && (!joined(&gpu[i]) || (in_racks > 0 && !in_rack(&gpu[i])))) outside++, first_outside = i;
+  char more[32];
+  if (outside > 0) {
     static const char *const states[] = {"it has none", "it has not begun to join", "it is joining", "it ended"};
-    warn(&out,
-         "%s%d, and %d others, have not joined the NVLink fabric that %s%d is in (%s, NVML's status %u): NCCL then goes without NVLink "
-         "between hosts and does not say so; see 'Fabric' in nvidia-smi -q, and the fabric manager's and IMEX's logs",
-         name, first_outside, outside - 1, name, first_in, states[f->state & 3], f->status);
+    const struct gpu_fabric *f = &gpu[first_outside];
+    warn(&out, "%s%d%s %s not in the NVLink fabric that others are in (%s, NVML's status %u)%s; see 'Fabric' in nvidia-smi -q", name, first_outside,
+         and_more(more, outside), outside > 1 ? "are" : "is", joined(f) ? "it is in its host's alone" : states[f->state & 3], f->status,
+         in_racks > 0 ? ": NCCL then goes without NVLink between hosts and does not say so" : "");
   }
   if (troubled > 0)
-    warn(&out,
-         "the NVLink fabric tells of %s at %s%d, and of troubles at %d others (health mask 0x%x): with 44 ranks and more NCCL has crashed so "
-         "(nccl issue 2186); mend it, or set NCCL_MNNVL_ENABLE=0",
-         trouble_of(&gpu[first_troubled]), name, first_troubled, troubled - 1, gpu[first_troubled].health);
+    warn(&out, "the NVLink fabric tells of %s at %s%d%s (health mask 0x%x): exchanges may be slow, or fail; see 'Fabric' in nvidia-smi -q",
+         trouble_of(&gpu[first_troubled]), name, first_troubled, and_more(more, troubled), gpu[first_troubled].health);
   return out;
 }

@@ -21,10 +21,6 @@
 
 #define STOPPED_S 1.0     /* a look that comes this late: this process itself was stopped */
 #define CLOSE_LIMIT_S 60. /* from the last barrier to the end of MPI_Finalize */
-/* Ranks other than 0 speak up in turns.  After MPI_Abort mpirun sends SIGTERM, which a rank
- * outlives, and a second later SIGKILL: a turn must be longer. */
-#define TURN_S 3.0
-#define TURNS 8
 #define REPORT_BYTES 1024
 
 double comm_tick(const struct comm_limits *limits) {
@@ -110,12 +106,12 @@ static bool find_silence(const struct comm *c, double now, char *text) {
   const struct watch *w = &c->watch;
   /* Judge nobody while our own ears may be shut. */
   if (!w->watching_peers || now - w->heartbeat_alive > w->limits.heartbeat_s / 2) return false;
-  const int turn = c->rank == 0 ? 0 : c->rank - 1 < TURNS ? c->rank - 1 : TURNS;
+  const int turn = c->rank == 0 ? 0 : c->rank - 1 < COMM_TURNS ? c->rank - 1 : COMM_TURNS;
   const struct peer *first = NULL;
   int more = 0;
   for (int i = 0; i < w->n_peers; i++) {
     const struct peer *p = &w->peers[i];
-    if (p->left || now - p->heard <= w->limits.heartbeat_s + TURN_S * turn) continue;
+    if (p->left || now - p->heard <= w->limits.heartbeat_s + COMM_TURN_S * turn) continue;
     if (first)
       more++;
     else
@@ -206,7 +202,7 @@ static bool find_overrun(struct comm *c, double now, char *text) {
 static bool find_slow_exchange(const struct comm *c, double now, char *text) {
   const struct watch *w = &c->watch;
   const struct place own = own_place(c, now);
-  if (!w->exchange || now - w->exchange_since <= own.limit_s + TURN_S * (c->rank < TURNS ? c->rank : TURNS)) return false;
+  if (!w->exchange || now - w->exchange_since <= own.limit_s + COMM_TURN_S * (c->rank < COMM_TURNS ? c->rank : COMM_TURNS)) return false;
   size_t used = append(text, 0, "rank %d has had its exchange %lld under way for %.1f s (limit %g s) ", c->rank, (long long)w->exchange,
                        now - w->exchange_since, own.limit_s);
   used = append_place(text, used, &own);
@@ -348,12 +344,15 @@ bool comm_watch(struct comm *c, const struct comm_limits *limits, struct error *
     w->started = false;
     return false;
   }
-  if (w->n_peers == 0) return true;
-  pthread_mutex_lock(&w->lock);
-  w->heartbeat_alive = now;
-  bool good = comm_start_thread(&w->heartbeat_thread, comm_heartbeat_run, c, "watchdog's thread", e);
-  w->heartbeats = good;
-  pthread_mutex_unlock(&w->lock);
+  bool good = true;
+  if (w->n_peers > 0) {
+    pthread_mutex_lock(&w->lock);
+    w->heartbeat_alive = now;
+    good = comm_start_thread(&w->heartbeat_thread, comm_heartbeat_run, c, "watchdog's thread", e);
+    w->heartbeats = good;
+    pthread_mutex_unlock(&w->lock);
+  }
+  if (good) comm_start_ended();
   return good;
 }
 

@@ -129,9 +129,9 @@ TEST(control_characters) {
   static char text[1000];
   log_setup(0, 1, LOG_INFO);
   capture_begin();
-  log_info("a\x1b[2Jb\tc\rd\x7f" "e\bf %s", "\a\x01\x1fg h\xc3\xa9");
+  log_info("a\x1b[2Jb\tc\rd\x7f" "e\bf %s", "\a\x01\x1fg \xc2\x9b" "3h\xc3\xa9\xc2\xa0");
   capture_end(text, sizeof text);
-  CHECK_STR(text, "a [2Jb c d e f    g h\xc3\xa9\n");
+  CHECK_STR(text, "a [2Jb c d e f    g   3h\xc3\xa9\xc2\xa0\n");
 }
 
 TEST(long_line_is_cut) {

@@ -112,6 +112,13 @@ def test_stopped_before_mpi():
               "who waits, and for what", text)
 
 
+def test_stopped_before_it_watches():
+    """The others wait for it with no watchdog yet: the clock beside MPI's start still goes."""
+    code, text, seconds = mpirun(3, "stop-unwatched", 1).end()
+    check(code == COMMUNICATION and seconds < SOON, f"exit code {code} after {seconds:.1f} s", text)
+    check(re.search(r"rank 0 has been in the start of MPI for \d+\.\d s \(limit 3 s\)", text), "who waits, and for what", text)
+
+
 def test_stopped_before_the_watch():
     """A rank whose first heartbeat does not come."""
     for victim in (1, 0):

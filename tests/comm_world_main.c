@@ -192,8 +192,8 @@ int main(int argc, char **argv) {
   sigaction(SIGTERM, &action, NULL);
   sigaction(SIGUSR2, &action, NULL);
 
+  if (strcmp(mode, "stop-before-mpi") == 0 || strcmp(mode, "stop-unwatched") == 0) comm_start_limit(3);
   if (strcmp(mode, "stop-before-mpi") == 0) {
-    comm_start_limit(3);
     if (atoi(getenv("OMPI_COMM_WORLD_RANK")) == argument) raise(SIGSTOP);
   }
 
@@ -219,6 +219,9 @@ int main(int argc, char **argv) {
   } else if (strcmp(mode, "stop-before-watch") == 0) {
     if (comm_rank(c) == argument) raise(SIGSTOP);
     status = train(c, FAULT_NONE, -1, &limits);
+  } else if (strcmp(mode, "stop-unwatched") == 0) {
+    if (comm_rank(c) == argument) raise(SIGSTOP);
+    status = !comm_barrier(c, &e);
   } else if (strcmp(mode, "untimed") == 0) { /* far beyond every limit, and then silent */
     limits = (struct comm_limits){.start_s = 0.5, .update_s = 0.5, .save_s = 0.5, .heartbeat_s = 2.5};
     if (!comm_watch(c, &limits, &e)) return 1;

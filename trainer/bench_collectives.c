@@ -15,16 +15,9 @@
 #include "kernels/link.h"
 #include "trainer/bench.h"
 #include "trainer/machine.h"
-#include "trainer/options.h"
 #include "trainer/record.h"
 
 enum { MEGABYTES = 64, GPU_MEGABYTES = 1024 };
-
-static bool watch(const struct bench *b, struct error *e) {
-  static struct config without;
-  option_take_defaults(option_section("limits"), &without);
-  return comm_agree(b->comm, comm_watch(b->comm, b->config ? &b->config->limits : &without.limits, e), e);
-}
 
 /* The others do not ask how an exchange went here; and a library that has failed may not come back from its end. */
 static void or_end_the_job(struct comm *c, bool good, const struct error *e) {
@@ -237,7 +230,7 @@ static bool fits_ranks(const struct bench *b, struct error *e) {
 static bool on_gpus(struct bench *b, struct comm_device *own, struct error *e) {
   const struct kernels *k = own->device->k;
   struct wire w = {.comm = b->comm, .x = {NULL, DTYPE_BF16, 0, GPU_ROW}};
-  char text[256];
+  char text[384];
   const size_t bytes = (size_t)(b->a.megabytes ? b->a.megabytes : GPU_MEGABYTES) << 20;
   if (!fits_ranks(b, e)) return false; /* alike on all ranks */
   own->staging_bytes = (int64_t)256 << 20;
@@ -265,7 +258,6 @@ static bool on_gpus(struct bench *b, struct comm_device *own, struct error *e) {
 
 bool bench_collectives(struct bench *b, struct error *e) {
   const char *backend = b->config ? b->config->run.backend : "cpu";
-  if (!watch(b, e)) return false;
   struct comm_device own = {device_open_rank(backend, 1, comm_local_rank(b->comm), e), NULL, 0};
   bool good = comm_agree(b->comm, own.device != NULL, e);
   if (good) good = own.device->k->host_memory ? through_memory(b, &own, e) : on_gpus(b, &own, e);

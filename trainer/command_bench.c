@@ -281,9 +281,14 @@ int command_bench(int argc, char **argv) {
   }
   b.comm = comm_open(0, &e);
   if (!b.comm) return command_fail(&e);
+  comm_enter(b.comm, COMM_UNTIMED, "bench", -1);
   log_setup(comm_rank(b.comm), comm_world(b.comm), LOG_INFO);
-  bool good = benches[which].ranks || comm_world(b.comm) == 1 ||
-              error_set(&e, ERROR_USAGE, "bench %s runs in one process, %d were started", b.a.what, comm_world(b.comm));
+  struct comm_limits limits;
+  config_default_limits(&limits);
+  if (b.config) limits = b.config->limits;
+  bool good = comm_watch(b.comm, &limits, &e);
+  good = good && (benches[which].ranks || comm_world(b.comm) == 1 ||
+              error_set(&e, ERROR_USAGE, "bench %s runs in one process, %d were started", b.a.what, comm_world(b.comm)));
   if (good && !loaded) {
     e = unread;
     good = false;

@@ -17,6 +17,7 @@
 #include "comm/nccl_known.h"
 #include "kernels/probe.h"
 #include "trainer/command.h"
+#include "trainer/config.h"
 #include "trainer/hello_link.h"
 #include "trainer/machine.h"
 #include "trainer/version.h"
@@ -278,6 +279,14 @@ int command_doctor(int argc, char **argv) {
   comm_start_limit(START_S);
   struct comm *c = comm_open(0, &e);
   if (!c) return command_fail(&e);
+  struct comm_limits limits;
+  config_default_limits(&limits);
+  comm_enter(c, COMM_UNTIMED, "doctor", -1);
+  if (!comm_agree(c, comm_watch(c, &limits, &e), &e)) {
+    const int code = command_fail(&e);
+    comm_close(c);
+    return code;
+  }
   struct visit v = {.speaks = comm_rank(c) == 0};
   say(&v, "ok", "program", "fp4d %s", version_build());
   say(&v, "ok", "host", "%d processor%s, %.1f GiB of memory", threads_available(), threads_available() == 1 ? "" : "s", gib(machine_memory()));

@@ -108,6 +108,12 @@ bool config_parse(struct config *c, const char *text, const char *name, const ch
   return good;
 }
 
+void config_default_limits(struct comm_limits *out) {
+  static struct config c;
+  option_take_defaults(option_section("limits"), &c);
+  *out = c.limits;
+}
+
 bool config_load(struct config *c, const char *path, const char *const *sets, int n_sets, struct error *e) {
   char *text;
   size_t bytes;

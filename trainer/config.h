@@ -132,6 +132,9 @@ struct config {
 /* Reads FILE, applies --set key=value overrides in order, checks everything.
  * On failure *e (ERROR_CONFIG) holds every problem, one a line, as
  * FILE:LINE:COLUMN: KEY: what (or "--set KEY: what"). */
+/* The limits of a command without a configuration, or with one that cannot be read. */
+void config_default_limits(struct comm_limits *out);
+
 bool config_load(struct config *c, const char *path, const char *const *sets, int n_sets, struct error *e);
 
 /* The same from text (a checkpoint's saved config); `name` stands for FILE. */

@@ -17,8 +17,9 @@ const struct command commands[] = {
      "the problem.  The exit code is that of the first kind of problem.\n"},
     {"doctor", "what this machine has for fp4d, and a hello of each part", command_doctor_arguments, command_doctor,
      "Processors, the CPU backend, MPI (under mpirun a sum of all ranks), NVIDIA's driver, each GPU with a contraction\n"
-     "on it, cuBLASLt, NCCL, and a checkpoint on the disk.  Changes nothing that stays.  What a machine need not have is\n"
-     "\"absent\"; the exit code is that of the first kind of problem.\n"},
+     "on it, the NVLink fabric, cuBLASLt, NCCL, and a checkpoint on the disk.  Changes nothing that stays.  What a\n"
+     "machine need not have is \"absent\"; MPI's start may take five minutes; the exit code is that of the first kind of\n"
+     "problem.\n"},
     {"plan", "parameters, FLOPs, memory and roofline of a run; needs no GPU", command_plan_arguments, command_plan, ""},
     {"prepare", "make token streams from text", command_prepare_arguments, command_prepare,
      "Reads data.sources once, drops duplicates, holds documents out for validation, and\n"

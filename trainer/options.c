@@ -281,7 +281,7 @@ static const struct option divergence_rows[] = {
 
 static const struct option limits_rows[] = {
     {.key = "start_s", .type = OPTION_NUMBER, IN(limits.start_s), .lower = 0, .lower_open = true, .upper = 1e6,
-     .fallback = "1800", .unit = "s", .help = "Longest time from start to the end of the first update."},
+     .fallback = "1800", .unit = "s", .help = "Longest time of MPI's start, and of each operation from there to the end of the first update."},
     {.key = "update_s", .type = OPTION_NUMBER, IN(limits.update_s), .lower = 0, .lower_open = true, .upper = 1e6,
      .fallback = "600", .unit = "s", .help = "Longest update; then every rank leaves with exit code 76."},
     {.key = "save_s", .type = OPTION_NUMBER, IN(limits.save_s), .lower = 0, .lower_open = true, .upper = 1e6,

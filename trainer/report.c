@@ -194,7 +194,7 @@ static void warn_of_tokenizer(const struct run *run) {
 json_t *report_start(struct run *run, bool resumed) {
   const struct config *c = &run->config;
   json_t *o = json_object(), *memory = json_object(), *executed = json_array();
-  char text[HASH_TEXT], device[256], exchange[256], documents[RUN_DOCUMENTS_TEXT];
+  char text[HASH_TEXT], device[256], exchange[384], documents[RUN_DOCUMENTS_TEXT];
   record_text(o, "kind", "start");
   record_integer(o, "update", run->update);
   json_object_set_new(o, "resumed", json_boolean(resumed));

@@ -232,13 +232,17 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
   }
   run->rank = comm_rank(run->comm);
   run->world = comm_world(run->comm);
-  if (!comm_agree(run->comm, loaded, e)) goto failed;
+  struct comm_limits limits;
+  config_default_limits(&limits);
+  if (loaded) limits = config->limits;
+  comm_enter(run->comm, purpose == RUN_TRAIN ? COMM_START : COMM_UNTIMED, "start", -1);
+  const bool watched = run->world == 1 || comm_watch(run->comm, &limits, &joining);
+  if (loaded && !watched) *e = joining;
+  if (!comm_agree(run->comm, loaded && watched, e)) goto failed;
 
   run->config = *config;
   log_setup(run->rank, run->world, run->config.log.level);
 
-  comm_enter(run->comm, purpose == RUN_TRAIN ? COMM_START : COMM_UNTIMED, "start", -1);
-  if (run->world > 1 && !comm_agree(run->comm, comm_watch(run->comm, &run->config.limits, e), e)) goto failed;
   run->config_text = config_dump(&run->config);
   if (!comm_agree(run->comm, run->config_text != NULL || error_set(e, ERROR_SYSTEM, "out of memory"), e)) goto failed;
   run->config_hash = hash_bytes(run->config_text, strlen(run->config_text));
