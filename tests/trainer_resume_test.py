@@ -133,6 +133,12 @@ def test_resume_in_another_world():
         with open(place.at(f"eval-{np}.json")) as f:
             evaluated.add(json.dumps(json.load(f)["sequence_nll"]))
     check(len(evaluated) == 1, "one evaluation in every world", "\n".join(evaluated))
+    # Ranks share what is evaluated, not an update: they may be more than its micro-batches, or not divide them.
+    for more in ({"train.local_batch": 2}, {"train.local_batch": 8}, {"train.local_batch": 1, "train.accumulation": 4}):
+        out = place.command("eval", place.step("world", 7), "tiny.yaml", *words({**ROUTES["fp32"], **more}), "--json", "shared.json", np=3).expect(DONE)
+        check("micro-batch" not in out.text, f"{more}: no word about updates", out.text)
+        with open(place.at("shared.json")) as f:
+            check(json.dumps(json.load(f)["sequence_nll"]) in evaluated, f"{more}: the same evaluation", out.text)
 
 
 def every_route(route):
@@ -288,6 +294,11 @@ def test_unequal_shares():
     for key in ("batch_hash", "tokens", "targets"):
         same(place.column("unequal", key), place.column(one, key), key)
     near(place.column("unequal", "loss"), place.column(one, "loss"), 2e-2, "loss")
+    # Before the first update only the order of sums differs.
+    first, alone = place.updates("unequal")[0], place.updates(one)[0]
+    near([float(first["loss"])], [float(alone["loss"])], 1e-6, "first loss")
+    near([float(first["grad_norm"])], [float(alone["grad_norm"])], 1e-5, "first norm")
+    same(first["quantised"], alone["quantised"], "first counts of what is quantised")
 
 
 # ---- what a resume says and refuses -----------------------------------------

@@ -67,8 +67,10 @@ static bool compare_devices(const struct run *run, struct error *e) {
 }
 
 /* Global batch = the sum of ranks' local batch x micro-batches, checked, never rounded. */
-static bool divide_batch(struct run *run, struct error *e) {
+static bool divide_batch(struct run *run, enum run_purpose purpose, struct error *e) {
   const struct config *c = &run->config;
+  run->local_batch = c->train.local_batch;
+  if (purpose != RUN_TRAIN) return true; /* no updates: evaluate.c shares what it reads */
   const int64_t n = c->train.global_batch / c->train.local_batch; /* exact, or the configuration is refused */
   if (n < run->world) {
     error_set(e, ERROR_CONFIG, "train.global_batch %" PRId64 " / train.local_batch %" PRId64 " makes %" PRId64 " micro-batch%s for %d ranks",
@@ -81,7 +83,6 @@ static bool divide_batch(struct run *run, struct error *e) {
               c->train.accumulation, c->train.global_batch, c->train.local_batch, run->world, (double)n / run->world);
     return error_hint(e, "leave train.accumulation out to have it computed");
   }
-  run->local_batch = c->train.local_batch;
   run->first_micro_batch = share_micro_batch(n, run->rank, run->world);
   run->accumulation = share_micro_batch(n, run->rank + 1, run->world) - run->first_micro_batch;
   if (run->rank == 0 && n % run->world != 0)
@@ -257,7 +258,7 @@ bool run_open(struct run *run, const struct config *config, bool loaded, enum ru
     if (!indexing_make_in_world(&run->config, run->comm, e)) goto failed;
     comm_enter(run->comm, COMM_START, "start", -1);
   }
-  bool good = divide_batch(run, e) && open_data(run, purpose, e) && open_model(run, purpose, e);
+  bool good = divide_batch(run, purpose, e) && open_data(run, purpose, e) && open_model(run, purpose, e);
   if (!comm_agree(run->comm, good, e) || !same_streams(run, e)) goto failed;
   if (run->world > 1 && !compare_devices(run, e)) goto failed;
   if (purpose == RUN_TRAIN && !shards_open(run, e)) goto failed;
