@@ -24,4 +24,7 @@ static inline int64_t share_micro_batch(int64_t n, int64_t rank, int64_t world) 
   return n / world * rank + (rank < more ? rank : more);
 }
 
+/* The most of an update's `n` micro-batches that one of `world` ranks computes: rank 0's. */
+static inline int64_t share_micro_batches_most(int64_t n, int64_t world) { return share_micro_batch(n, 1, world); }
+
 #endif

@@ -79,6 +79,16 @@ TEST(unequal_shares) {
   CHECK(!plan_time(&config, &slow, 10, &four));
 }
 
+/* train.accumulation is equal on all ranks: then one number of them can run. */
+TEST(accumulation) {
+  struct plan_time t;
+  tiny("bf16"); /* six micro-batches */
+  config.train.accumulation = 2;
+  for (int64_t gpus = 1; gpus <= 7; gpus++)
+    if (plan_time(&config, &slow, gpus, &t) != (gpus == 3)) FAIL("%d GPUs", (int)gpus);
+  CHECK(plan_time(&config, &slow, 3, &t) && t.passes == 2);
+}
+
 TEST(formats) {
   struct plan_time bf16, t;
   tiny("bf16");
@@ -309,6 +319,13 @@ TEST(printed) {
   CHECK(strstr(text, "tokens, recompute boundaries\n") && strstr(text, " recompute optimizer"));
   CHECK(print(machine_named("b200"), 1000));
   CHECK(strstr(text, "train.global_batch 144 is less than 1000 x local batch 2\n"));
+  CHECK(print(machine_named("b200"), 64)); /* 72 micro-batches: two of them on the rank with the most */
+  CHECK(strstr(text, "2 updates of 4 samples, and the one in use\n"));
+  config.train.accumulation = 9;
+  CHECK(print(machine_named("b200"), 0));
+  CHECK_EQ_I64(count(" x train.accumulation 9: only 8 can run\n"), 7); /* of eight numbers of GPUs */
+  CHECK(strstr(text, "\n     16   train.global_batch 144 is not 16 x local batch 2 x train.accumulation 9: only 8 can run\n"));
+  CHECK(strstr(text, "\n      8      9 ") && !strstr(text, "\n     16      5 "));
 
   tiny("bf16"); /* larger than any memory */
   CHECK(model_preset("llama3-8b", &config.model.shape) && route_named("bf16", 32, &config.route, &failure));
@@ -336,6 +353,7 @@ int main(void) {
   RUN(llama3_8b);
   RUN(one_gpu);
   RUN(unequal_shares);
+  RUN(accumulation);
   RUN(formats);
   RUN(attention_and_projections);
   RUN(recompute);

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/checked.h"
 #include "base/threads.h"
+#include "comm/share.h"
 #include "trainer/bench.h"
 #include "trainer/machine.h"
 #include "trainer/optimizer.h"
@@ -43,7 +43,7 @@ static bool fill_batch(struct run *run, struct error *e) {
 /* Micro-batches of the configuration's rank 0 in an update; of one rank where it does not say how many. */
 static int64_t passes_of(const struct config *c) {
   if (c->train.accumulation > 0) return c->train.accumulation;
-  return ceil_div(c->train.global_batch / c->train.local_batch, c->run.ranks > 0 ? c->run.ranks : 1);
+  return share_micro_batches_most(c->train.global_batch / c->train.local_batch, c->run.ranks > 0 ? c->run.ranks : 1);
 }
 
 static bool open_subject(const struct bench *b, const char *route, struct subject *s, struct error *e) {

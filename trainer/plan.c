@@ -4,9 +4,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/checked.h"
 #include "base/threads.h"
 #include "comm/exchange.h"
+#include "comm/share.h"
 #include "data/loader.h"
 #include "trainer/run.h"
 #include "trainer/state.h"
@@ -56,8 +56,8 @@ static double attention_seconds(const struct config *c, const struct machine *m,
 bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, struct plan_time *out) {
   const struct model_config *s = &c->model.shape;
   memset(out, 0, sizeof *out);
-  const int64_t micro_batches = c->train.global_batch / c->train.local_batch, passes = ceil_div(micro_batches, gpus);
-  if (micro_batches < gpus) return false;
+  const int64_t micro_batches = c->train.global_batch / c->train.local_batch, passes = share_micro_batches_most(micro_batches, gpus);
+  if (micro_batches < gpus || (c->train.accumulation > 0 && micro_batches != gpus * c->train.accumulation)) return false;
   const double tokens = (double)(passes * c->train.local_batch * c->train.seq_len);
   for (int layer = 0; layer < (int)s->n_layers; layer++) {
     double fprop, all;
@@ -154,7 +154,7 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
   char scratch[128];
   if (own > 0) snprintf(scratch, sizeof scratch, "of backend %s: cuBLASLt's workspace, partial sums, attention's dS where it is kept", c->run.backend);
   else snprintf(scratch, sizeof scratch, "of backend %s with %d threads", c->run.backend, threads);
-  const int64_t ranks = gpus > 0 ? gpus : 1, local = c->train.local_batch, share = ceil_div(c->train.global_batch / local, ranks) * local;
+  const int64_t ranks = gpus > 0 ? gpus : 1, local = c->train.local_batch, share = share_micro_batches_most(c->train.global_batch / local, ranks) * local;
   char whose[96] = "; of several, each holds its share of moments and master";
   if (ranks > 1) snprintf(whose, sizeof whose, " of %" PRId64 ", its share of moments and master", ranks);
   fprintf(out, "\nmemory of one rank%s: local batch %" PRId64 " x %" PRId64 " tokens, recompute %s\n", whose, c->train.local_batch, c->train.seq_len,
@@ -166,7 +166,7 @@ static void print_memory(FILE *out, const struct config *c, const struct arena *
   if (own > 0) print_bytes(out, "CUDA itself", (double)own, large, gpus > 1 ? "context, code of kernels and of cuBLASLt, NCCL's channels" : "context, code of kernels and of cuBLASLt");
   print_bytes(out, "total", (double)arena->used + (double)own, large, "");
   char host[96];
-  snprintf(host, sizeof host, "in the host's memory: %d updates of 1/%" PRId64 " of the batch, and the one in use", LOADER_AHEAD, ranks);
+  snprintf(host, sizeof host, "in the host's memory: %d updates of %" PRId64 " sample%s, and the one in use", LOADER_AHEAD, share, share == 1 ? "" : "s");
   print_bytes(out, "samples read ahead", (double)loader_bytes(share, c->train.seq_len, c->data.attention == DATA_ATTENTION_DOCUMENT),
               large, host);
   print_bytes(out, "a checkpoint", (double)plan_checkpoint_bytes(c), large, "of all ranks together, before compression");
@@ -191,8 +191,12 @@ static void print_peaks(FILE *out, const struct machine *m) {
 static void print_times(FILE *out, const struct config *c, const struct machine *m, int64_t n) {
   struct plan_time t;
   if (!plan_time(c, m, n, &t)) {
-    fprintf(out, "  %5" PRId64 "   train.global_batch %" PRId64 " is less than %" PRId64 " x local batch %" PRId64 "\n", n, c->train.global_batch, n,
-            c->train.local_batch);
+    const int64_t global = c->train.global_batch, local = c->train.local_batch, accumulation = c->train.accumulation;
+    if (global / local < n)
+      fprintf(out, "  %5" PRId64 "   train.global_batch %" PRId64 " is less than %" PRId64 " x local batch %" PRId64 "\n", n, global, n, local);
+    else
+      fprintf(out, "  %5" PRId64 "   train.global_batch %" PRId64 " is not %" PRId64 " x local batch %" PRId64 " x train.accumulation %" PRId64 ": only %" PRId64 " can run\n",
+              n, global, n, local, accumulation, global / local / accumulation);
     return;
   }
   fprintf(out, "  %5" PRId64 " %6" PRId64 " %9.1f %9.1f %9.1f", n, t.passes, t.linears * 1e3, t.attention * 1e3, t.head * 1e3);

@@ -21,7 +21,7 @@ struct plan_time {
   double mfu;               /* BF16 MFU, causal convention */
 };
 
-/* False where there are more `gpus` than micro-batches. */
+/* False where there are more `gpus` than micro-batches, or train.accumulation says another number of these for each. */
 bool plan_time(const struct config *c, const struct machine *m, int64_t gpus, struct plan_time *out);
 
 /* The largest extents of a run on one rank. */
