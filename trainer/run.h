@@ -59,8 +59,8 @@ struct run {
   struct update_measure *host_update_measures; /* [parameters] */
 
   int64_t local_batch;       /* samples of a micro-batch */
-  int64_t first_micro_batch; /* of an update's, which this rank computes */
-  int64_t accumulation;      /* micro-batches from there on; rank 0 has the most */
+  int64_t first_micro_batch; /* of an update's, which this rank computes; 0 but in training */
+  int64_t accumulation;      /* micro-batches from there on, rank 0 has the most; 0 but in training */
   struct stream *train, *validation;
   struct data_order train_order, validation_order;
 
