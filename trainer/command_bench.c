@@ -288,7 +288,7 @@ int command_bench(int argc, char **argv) {
   if (b.config) limits = b.config->limits;
   bool good = comm_watch(b.comm, &limits, &e);
   good = good && (benches[which].ranks || comm_world(b.comm) == 1 ||
-              error_set(&e, ERROR_USAGE, "bench %s runs in one process, %d were started", b.a.what, comm_world(b.comm)));
+                   error_set(&e, ERROR_USAGE, "bench %s runs in one process, %d were started", b.a.what, comm_world(b.comm)));
   if (good && !loaded) {
     e = unread;
     good = false;
